@@ -1,0 +1,171 @@
+"""What a model is to the engine: shapes, a pure forward, and the pools its layers need.
+
+A model never sees a request, a tree or an allocator. It gets arrays (`StepInputs`) and pool buffers
+(`Caches`) and returns logits and the buffers with the new tokens written. Everything here is traced by
+`jax.jit`: no model method may branch on array values.
+
+Letters in shapes: R rows (requests in the step, padded), W width (new tokens per row, padded),
+P pages per row in the page table (padded).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+Params = dict[str, Any]
+"""A pytree of weights (`jax.Array` leaves). Its structure is the model's own business."""
+Caches = dict[str, Any]
+"""Component kind ("full", later "recurrent", "swa") -> pytree of that component's pool buffers."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One forward step for R rows of up to W new tokens each. numpy (or jax) arrays, int32.
+
+    Row r brings `q_lens[r]` new tokens in columns `[0, q_lens[r])`; the other columns are padding.
+    Its sequence is `kv_lens[r]` tokens long *including* the new ones, so that new token w has the
+    absolute position `kv_lens[r] - q_lens[r] + w`. A padding row has `q_lens == kv_lens == 0`.
+    """
+
+    token_ids: IntArray | jax.Array
+    """int32[R, W]. Padding: any valid id (0)."""
+    positions: IntArray | jax.Array
+    """int32[R, W] absolute positions, 0-based. Padding: any value >= 0 (0)."""
+    write_indices: IntArray | jax.Array
+    """int32[R, W] global pool token index that receives each new token's KV.
+    Padding: any index >= the pool's token count (`PADDING_INDEX`); such a token writes nothing."""
+    page_table: IntArray | jax.Array
+    """int32[R, P] global page index of each page of the row's sequence, in order. Entries after
+    ceil(kv_len / page_size) are never read as data; fill with 0."""
+    kv_lens: IntArray | jax.Array
+    """int32[R] tokens of the row's sequence, the new ones included."""
+    q_lens: IntArray | jax.Array
+    """int32[R] new tokens of the row."""
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.token_ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.token_ids.shape[1]
+
+
+PADDING_INDEX = np.int32(np.iinfo(np.int32).max)
+"""The write index of a padding token: beyond every pool, so its write is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One request's share of a step, in the caller's terms (see `make_step_inputs`)."""
+
+    token_ids: Sequence[int] | IntArray
+    """int32[n] the new tokens, n >= 1."""
+    start: int
+    """Absolute position of the first new token = tokens already in the pool for this row."""
+    kv_indices: IntArray
+    """int32[>= start + n] global pool token index of every token of the sequence, in order."""
+
+
+def make_step_inputs(
+    rows: Sequence[StepRow], *, width: int, max_pages: int, page_size: int
+) -> StepInputs:
+    """Packs rows into fresh numpy arrays of shape [len(rows), width]; the Runner pads the rows.
+
+    Raises ValueError when a row is empty, longer than `width`, needs more than `max_pages` pages,
+    or has fewer `kv_indices` than tokens.
+    """
+    count = len(rows)
+    token_ids = np.zeros((count, width), np.int32)
+    positions = np.zeros((count, width), np.int32)
+    write_indices = np.full((count, width), PADDING_INDEX, np.int32)
+    page_table = np.zeros((count, max_pages), np.int32)
+    kv_lens = np.zeros(count, np.int32)
+    q_lens = np.zeros(count, np.int32)
+    for r, row in enumerate(rows):
+        n, end = len(row.token_ids), row.start + len(row.token_ids)
+        pages = -(-end // page_size)
+        if not 1 <= n <= width:
+            raise ValueError(f"row {r} has {n} new tokens; this step takes 1 to {width}")
+        if len(row.kv_indices) < end:
+            raise ValueError(f"row {r} has {len(row.kv_indices)} kv_indices for {end} tokens")
+        if pages > max_pages:
+            raise ValueError(f"row {r} needs {pages} pages; the page table holds {max_pages}")
+        token_ids[r, :n] = row.token_ids
+        positions[r, :n] = np.arange(row.start, end)
+        write_indices[r, :n] = row.kv_indices[row.start : end]
+        page_table[r, :pages] = row.kv_indices[:end:page_size] // page_size
+        kv_lens[r], q_lens[r] = end, n
+    return StepInputs(token_ids, positions, write_indices, page_table, kv_lens, q_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer keeps between steps: data, so that a new layer kind is a new value here.
+
+    `component` names the pool ("full"); `shape` is that component's own description of one layer
+    (`uhrc_full.layout.GQAShape` or `MLAShape`).
+    """
+
+    component: str
+    shape: Any
+
+
+class Model(ABC):
+    """A causal language model as pure functions over a params pytree. Holds no array itself."""
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+    """The HF `architectures` / `model_type` names this class loads."""
+
+    vocab_size: int
+    """Tokens in the vocabulary = width of the logits."""
+    max_context_len: int
+    """Positions the model was made for, in tokens."""
+    layer_caches: tuple[LayerCache, ...]
+    """One per layer, in layer order."""
+
+    @classmethod
+    @abstractmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> Model:
+        """Reads a parsed config.json. Raises UnsupportedModelError naming the key it cannot serve."""
+
+    @abstractmethod
+    def load_params(self, tensors: TensorReader, dtype: jnp.dtype) -> Params:
+        """Builds the params from HF-named tensors, one at a time. Raises WeightsError kinds."""
+
+    @abstractmethod
+    def forward(
+        self, params: Params, caches: Caches, inputs: StepInputs
+    ) -> tuple[jax.Array, Caches]:
+        """Writes the new tokens into `caches` and attends over them.
+
+        Returns logits float32[R, vocab] of each row's *last* valid token (garbage in a padding
+        row) and the caches, same structure, shapes and dtypes, so that the buffers can be donated.
+        """
+
+
+class TensorReader(ABC):
+    """Named tensors of a checkpoint, read one at a time, each exactly once."""
+
+    @abstractmethod
+    def take(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """The tensor under its HF name, as numpy float32 (the caller owns it).
+
+        Raises MissingTensorError, or TensorShapeError when the stored shape is another one.
+        """
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""

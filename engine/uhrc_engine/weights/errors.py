@@ -1,0 +1,35 @@
+"""What can be wrong with a checkpoint. Each message names the tensor, key or file, and the next step."""
+
+from __future__ import annotations
+
+
+class WeightsError(Exception):
+    """A model or its weights cannot be loaded."""
+
+
+class UnsupportedModelError(WeightsError):
+    """The checkpoint describes a model, or a feature of one, that no installed model class serves."""
+
+
+class MissingTensorError(WeightsError):
+    """The model needs a tensor that the checkpoint lacks."""
+
+
+class UnexpectedTensorError(WeightsError):
+    """The checkpoint has tensors that the model does not know."""
+
+
+class TensorShapeError(WeightsError):
+    """A tensor has another shape than the config says."""
+
+
+class CheckpointError(WeightsError):
+    """The files are not a readable checkpoint (absent, truncated, no config)."""
+
+
+class FetchError(WeightsError):
+    """Weights could not be downloaded or failed their checksum."""
+
+
+class TokenizerError(WeightsError):
+    """The tokenizer or its chat template is absent or of a kind that cannot be rebuilt."""
