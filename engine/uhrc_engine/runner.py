@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
-from uhrc_engine.models.contract import Model, Params, StepInputs
+from uhrc_engine.models.contract import PADDING_INDEX, Caches, Model, Params, StepInputs
+
+EXACT_ROWS = 64
+"""Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
+number of rows. Prefill steps have at least this many."""
 
 
 class DevicePool(Protocol):
@@ -33,17 +38,37 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The step shapes to compile. Prefill shapes have rows * width >= 64, so that their results do
-    not depend on what else is in the step; decode shapes have width 1."""
+    """The step shapes to compile.
+
+    Prefill shapes have rows * width >= EXACT_ROWS, so that a row's results do not depend on what
+    else is in the step; decode shapes have width 1. Raises ValueError otherwise.
+    """
 
     prefill: tuple[Bucket, ...] = (Bucket(1, 64), Bucket(1, 256))
     decode_rows: tuple[int, ...] = (1, 4, 8)
 
+    def __post_init__(self) -> None:
+        for bucket in self.prefill:
+            if bucket.width < 2 or bucket.rows * bucket.width < EXACT_ROWS:
+                raise ValueError(
+                    f"prefill bucket {tuple(bucket)} has fewer than {EXACT_ROWS} token rows; "
+                    "its results would depend on the batch"
+                )
+        if not self.decode_rows or min(self.decode_rows) < 1:
+            raise ValueError(f"decode_rows = {self.decode_rows}: give at least one positive number")
+
+    @property
+    def all(self) -> tuple[Bucket, ...]:
+        """Every shape, cheapest first."""
+        decode = (Bucket(rows, 1) for rows in self.decode_rows)
+        return tuple(sorted({*self.prefill, *decode}, key=lambda b: (b.rows * b.width, b.rows)))
+
 
 class Runner:
-    """Owns the params and drives the pools; one jitted function per bucket.
+    """Owns the params and drives the pools; one compiled program per bucket.
 
-    `pools` maps component kinds to device pools; every step donates their buffers and replaces them.
+    `pools` maps component kinds to device pools. Every step donates their buffers and replaces
+    them, so nobody else may hold them across a step.
     """
 
     def __init__(
@@ -56,25 +81,84 @@ class Runner:
         max_pages: int,
     ) -> None:
         """`max_pages`: width of the page table = ceil(max context / page_size)."""
-        raise NotImplementedError
+        self.model, self.params, self.pools = model, params, pools
+        self.buckets = buckets or Buckets()
+        self.max_pages = max_pages
+        self._programs: dict[Bucket, jax.stages.Compiled] = {}
 
     def bucket_for(self, rows: int, width: int) -> Bucket:
-        """The smallest bucket that holds `rows` x `width`. Raises ValueError when none does."""
-        raise NotImplementedError
+        """The cheapest bucket that holds rows x width; a decode (width 1) takes decode buckets.
+
+        Raises ValueError when none does.
+        """
+        for bucket in self.buckets.all:
+            if bucket.rows >= rows and bucket.width >= width and (bucket.width > 1) == (width > 1):
+                return bucket
+        raise ValueError(
+            f"no bucket holds a step of {rows} rows x {width} tokens; there are "
+            f"{', '.join(f'{b.rows}x{b.width}' for b in self.buckets.all)}"
+        )
 
     def step(self, inputs: StepInputs) -> jax.Array:
         """One forward of inputs of any R, W that a bucket holds; the runner pads.
 
-        Returns logits float32[bucket rows, vocab] on the device, of each row's last valid token;
-        rows from `inputs.rows` on are padding. Dispatched asynchronously: reading it waits.
+        A prefill row of a single token is padded into a prefill bucket when its width says so: give
+        it `width >= 2` columns. Returns logits float32[bucket rows, vocab] on the device, of each
+        row's last valid token; rows from `inputs.rows` on are padding. Dispatched asynchronously:
+        reading it waits.
         """
-        raise NotImplementedError
+        bucket = self.bucket_for(inputs.rows, inputs.width)
+        caches: Caches = {kind: pool.buffers for kind, pool in self.pools.items()}
+        logits, caches = self.program(bucket)(
+            self.params, caches, pad_inputs(inputs, bucket, self.max_pages)
+        )
+        for kind, pool in self.pools.items():
+            pool.replace(caches[kind])
+        return logits
 
     def warmup(self) -> None:
-        """Compiles every bucket (with padding rows only: the pools are not written)."""
-        raise NotImplementedError
+        """Compiles every bucket. Nothing is executed: the pools are untouched."""
+        for bucket in self.buckets.all:
+            self.program(bucket)
 
     @property
     def compile_count(self) -> int:
         """Step programs compiled so far; constant after `warmup()`."""
-        raise NotImplementedError
+        return len(self._programs)
+
+    def program(self, bucket: Bucket) -> jax.stages.Compiled:
+        """The compiled step of a bucket (compiled now if it was not): also for its memory analysis."""
+        if bucket not in self._programs:
+            caches = {kind: pool.buffers for kind, pool in self.pools.items()}
+            inputs = pad_inputs(_no_rows(self.max_pages), bucket, self.max_pages)
+            jitted = jax.jit(self.model.forward, donate_argnums=1)
+            self._programs[bucket] = jitted.lower(self.params, caches, inputs).compile()
+        return self._programs[bucket]
+
+
+def _no_rows(max_pages: int) -> StepInputs:
+    empty = np.zeros((0, 1), np.int32)
+    lens = np.zeros(0, np.int32)
+    return StepInputs(empty, empty, empty, np.zeros((0, max_pages), np.int32), lens, lens)
+
+
+def pad_inputs(inputs: StepInputs, bucket: Bucket, max_pages: int) -> StepInputs:
+    """The inputs grown to the bucket's shape with rows and columns that write and see nothing."""
+
+    def grow(array: Any, shape: tuple[int, ...], fill: int) -> np.ndarray:
+        array = np.asarray(array, np.int32)
+        if array.shape == shape:
+            return array
+        full = np.full(shape, fill, np.int32)
+        full[tuple(slice(n) for n in array.shape)] = array
+        return full
+
+    tokens = (bucket.rows, bucket.width)
+    return StepInputs(
+        token_ids=grow(inputs.token_ids, tokens, 0),
+        positions=grow(inputs.positions, tokens, 0),
+        write_indices=grow(inputs.write_indices, tokens, int(PADDING_INDEX)),
+        page_table=grow(inputs.page_table, (bucket.rows, max_pages), 0),
+        kv_lens=grow(inputs.kv_lens, (bucket.rows,), 0),
+        q_lens=grow(inputs.q_lens, (bucket.rows,), 0),
+    )

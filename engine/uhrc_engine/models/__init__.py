@@ -1,0 +1,44 @@
+"""Model families, found by the `architectures` or `model_type` of a Hugging Face config.
+
+Another distribution adds a family through the entry-point group `uhrc.models`: the entry point's name
+is the architecture (or model_type) and its value the `Model` subclass. Nothing of it is imported
+before a config asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from uhrc_engine.models.contract import Model
+from uhrc_engine.weights.errors import UnsupportedModelError
+
+ENTRY_POINT_GROUP = "uhrc.models"
+
+
+def _built_in() -> dict[str, type[Model]]:
+    from uhrc_engine.models.llama import Llama
+
+    return {name: family for family in (Llama,) for name in family.architectures}
+
+
+def model_from_config(config: Mapping[str, Any]) -> Model:
+    """The model a parsed config.json describes; the first known name of `architectures`, then
+    `model_type`, decides.
+
+    Raises UnsupportedModelError saying what was seen and what exists.
+    """
+    built_in = _built_in()
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    seen = [*(config.get("architectures") or ()), config.get("model_type")]
+    for name in seen:
+        if name in built_in:
+            return built_in[name].from_hf_config(config)
+        if name in installed:
+            return installed[name].load().from_hf_config(config)
+    raise UnsupportedModelError(
+        f"no model class for architectures = {config.get('architectures')!r}, "
+        f"model_type = {config.get('model_type')!r}; there are: "
+        f"{', '.join(sorted({*built_in, *installed}))} (entry-point group {ENTRY_POINT_GROUP!r})"
+    )

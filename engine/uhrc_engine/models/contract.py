@@ -167,5 +167,9 @@ class TensorReader(ABC):
         """
 
     @abstractmethod
+    def skip(self, name: str) -> None:
+        """Declares a tensor known but unused, so that it is not reported as unexpected."""
+
+    @abstractmethod
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""

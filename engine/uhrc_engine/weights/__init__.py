@@ -8,7 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from uhrc_engine.models import model_from_config
 from uhrc_engine.models.contract import Model, Params
+from uhrc_engine.weights.errors import CheckpointError
+from uhrc_engine.weights.gguf_file import open_gguf
+from uhrc_engine.weights.hf_directory import SafetensorsSource, read_json
+from uhrc_engine.weights.reader import CheckpointReader, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,26 @@ class Pretrained:
 def load_pretrained(path: str | Path, dtype: Any = jnp.float32) -> Pretrained:
     """Loads an HF directory (config.json + *.safetensors, single or sharded) or a GGUF file.
 
-    One tensor is held on the host at a time besides the params. Raises WeightsError kinds:
-    CheckpointError, UnsupportedModelError, MissingTensorError, UnexpectedTensorError,
-    TensorShapeError, each naming the file, key or tensor.
+    Besides the params, the host holds the tensors of one fused projection at a time. Raises
+    WeightsError kinds: CheckpointError, UnsupportedModelError, MissingTensorError,
+    UnexpectedTensorError, TensorShapeError, each naming the file, key or tensor.
     """
-    raise NotImplementedError
+    path = Path(path)
+    config, source = _open_checkpoint(path)
+    try:
+        model = model_from_config(config)
+    except KeyError as error:
+        raise CheckpointError(f"{path}: the config lacks {error.args[0]!r}") from error
+    reader = CheckpointReader(source)
+    params = model.load_params(reader, dtype)
+    reader.finish()
+    return Pretrained(model, params, config, path)
+
+
+def _open_checkpoint(path: Path) -> tuple[dict[str, Any], TensorSource]:
+    if path.is_dir():
+        return read_json(path / "config.json"), SafetensorsSource(path)
+    if path.suffix == ".gguf":
+        file = open_gguf(path)
+        return file.hf_config(), file
+    raise CheckpointError(f"{path} is neither a directory nor a .gguf file")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from uhrc_core.errors import UHRCError
 
-class WeightsError(Exception):
+
+class WeightsError(UHRCError):
     """A model or its weights cannot be loaded."""
 
 
