@@ -1,0 +1,104 @@
+"""FullComponent: full attention (MHA, GQA, MLA) in the tree.
+
+One pool index per token, shared read-only: a prefix is reusable wherever a node has a value, a
+lock reaches the root, and only unlocked leaves can be evicted (so coverage from the root has no
+gap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from uhrc_core.component import MatchValidator, TreeComponent
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.params import InsertParams, InsertResult, MissReason
+from uhrc_core.request import RequestState
+
+_FULL = ComponentType.FULL
+
+
+def _has_value(node: UnifiedTreeNode, num_tokens: int) -> bool:
+    return node.component_data[_FULL].value is not None
+
+
+class FullComponent(TreeComponent):
+    """Values are int32[len(edge)] KV token indices; see `TreeComponent` for the contract."""
+
+    kind = ComponentType.FULL
+    miss_reason = MissReason.FULL_EVICTED
+
+    def units_at(self, node: UnifiedTreeNode) -> int:
+        return len(node.key)
+
+    # -- matching and structure ----------------------------------------------------------------
+
+    def match_validator(self) -> MatchValidator:
+        return _has_value
+
+    def refresh(self, path: Sequence[UnifiedTreeNode], now: int) -> None:
+        touch = self.policy.touch
+        for node in path:
+            touch(node.component_data[_FULL], now, hit=True)
+
+    def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
+        above, below = upper.component_data[_FULL], lower.component_data[_FULL]
+        assert below.value is not None
+        # Copies: a slice would keep the whole edge's array alive after one half is evicted.
+        above.value = below.value[: len(upper.key)].copy()
+        below.value = below.value[len(upper.key) :].copy()
+        above.lock_ref = below.lock_ref
+        above.last_access_time = below.last_access_time
+        above.hit_count = below.hit_count
+
+    def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
+        self.store(node, params.value[node.start : node.end], now)
+
+    # -- locks and eviction --------------------------------------------------------------------
+
+    def acquire(self, node: UnifiedTreeNode) -> object:
+        """Locks the path to the root."""
+        for part in node.path_to_root():
+            self.lock_one(part)
+        return True
+
+    def release(self, node: UnifiedTreeNode, token: object) -> None:
+        for part in node.path_to_root():
+            self.unlock_one(part)
+
+    def is_candidate(self, node: UnifiedTreeNode) -> bool:
+        data = node.component_data[_FULL]
+        return data.value is not None and data.lock_ref == 0 and not node.children
+
+    # -- life of a request ---------------------------------------------------------------------
+
+    def extend_demand(self, state: RequestState, num_tokens: int) -> int:
+        page_ceil = self.allocator.page_ceil
+        return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
+
+    def extend(self, state: RequestState, num_tokens: int) -> None:
+        start = state.allocated_len
+        last = int(state.indices(start - 1, start)[0]) if start else -1
+        indices = self.allocator.extend(start, last, num_tokens, state.dp_rank)
+        assert indices is not None, "extend_demand was not free"
+        state.table.write(state.row, start, indices)
+
+    def settle(self, state: RequestState, result: InsertResult) -> None:
+        """Duplicates of what the tree already had are freed; the row takes the tree's indices."""
+        start, stop = state.protected_len, result.prefix_len
+        if stop <= start:
+            return
+        self.allocator.free(state.indices(start, stop), state.dp_rank)
+        for node in result.node.path_to_root():
+            if node.end <= start:
+                break
+            value = node.component_data[_FULL].value
+            assert value is not None
+            state.table.write(state.row, node.start, value)
+
+    def end(self, state: RequestState) -> None:
+        self.allocator.free(self.held_by(state), state.dp_rank)
+
+    def held_by(self, state: RequestState) -> IndexArray:
+        return np.array(state.indices(state.protected_len, state.allocated_len))

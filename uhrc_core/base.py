@@ -1,0 +1,113 @@
+"""BasePrefixCache: the interface every prefix cache here offers, unified tree and baselines alike."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from uhrc_core.component import TreeComponent
+from uhrc_core.errors import InvalidParamsError
+from uhrc_core.events import CacheEvent
+from uhrc_core.key import RadixKey
+from uhrc_core.node import ComponentType, IndexArray
+from uhrc_core.params import CacheStats
+from uhrc_core.pools import PagedIndexAllocator, ReqToTokenPool
+from uhrc_core.request import RequestLifecycle
+
+
+class BasePrefixCache(RequestLifecycle):
+    """Match, insert, evict and lock prefixes; carry requests through their life (RFC 4.6).
+
+    Args:
+        components: at most one per `ComponentType`, FULL among them; each brings its allocator.
+        page_size: tokens per page; keys are cut down to whole pages.
+        dp_size: data-parallel ranks, each with its own pools and its own prefixes.
+        max_requests: rows of the request table.
+        max_context_len: tokens a request may hold.
+
+    Not thread-safe: one scheduler thread drives it. Deterministic: equal calls give equal states.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[TreeComponent],
+        *,
+        page_size: int,
+        dp_size: int = 1,
+        max_requests: int,
+        max_context_len: int,
+    ) -> None:
+        super().__init__()
+        by_kind = {component.kind: component for component in components}
+        if len(by_kind) < len(components) or ComponentType.FULL not in by_kind:
+            kinds = [component.kind.name for component in components]
+            raise InvalidParamsError(f"components: need FULL and no kind twice, got {kinds}")
+        self.components = tuple(by_kind[kind] for kind in sorted(by_kind))
+        self.page_size = page_size
+        self.dp_size = dp_size
+        self.req_to_token = ReqToTokenPool(max_requests, max_context_len)
+        self._by_kind = by_kind
+
+    @property
+    def token_allocator(self) -> PagedIndexAllocator:
+        """The FULL pool's allocator: where a caller takes token indices from."""
+        return self._by_kind[ComponentType.FULL].allocator
+
+    def evictable_size(self, kind: ComponentType, dp_rank: int = 0) -> int:
+        """Units the tree holds and would give up: tokens (FULL, SWA) or slots (RECURRENT)."""
+        return self._pool(kind, dp_rank).evictable_size(dp_rank)
+
+    def protected_size(self, kind: ComponentType, dp_rank: int = 0) -> int:
+        """Units the tree holds under lock."""
+        return self._pool(kind, dp_rank).protected_size(dp_rank)
+
+    def available_size(self, kind: ComponentType, dp_rank: int = 0) -> int:
+        """Units no one holds."""
+        return self._pool(kind, dp_rank).available_size(dp_rank)
+
+    def _pool(self, kind: ComponentType, dp_rank: int) -> PagedIndexAllocator:
+        component = self._by_kind.get(kind)
+        if component is None:
+            has = ", ".join(c.kind.name for c in self.components)
+            raise InvalidParamsError(f"kind: this cache has no {kind!r} component; it has {has}")
+        component.allocator.ledger.check_rank(dp_rank)
+        return component.allocator
+
+    @abstractmethod
+    def peek_prefix_len(self, key: RadixKey) -> int:
+        """The hit length, in tokens, that `match_prefix` would give; changes nothing."""
+
+    @abstractmethod
+    def check_invariants(
+        self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
+    ) -> None:
+        """Verify every rule of the cache's state; raise `InvariantError` with a dump of it.
+
+        Args:
+            held: per component and then per dp rank, indices the caller took from an allocator
+                outside any live request.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of the whole state, equal on every host that made the same calls."""
+
+    @abstractmethod
+    def stats(self) -> CacheStats:
+        """Running totals; a copy."""
+
+    @abstractmethod
+    def take_events(self) -> list[CacheEvent]:
+        """What changed in the tree since the last call."""
+
+    @abstractmethod
+    def pretty_print(self) -> str:
+        """The tree as text, one node a line."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget every prefix and free every index.
+
+        Raises:
+            RequestError: requests are live; finish or abort them first.
+        """

@@ -1,0 +1,240 @@
+"""TreeComponent: the contract a component plugin implements; ComponentSpec: how it is declared.
+
+The tree owns structure (keys, nodes, order of steps); a component owns its values: which nodes it
+accepts in a match, how far a lock reaches, what a split does to its data, and when data is freed.
+The core calls every method through this contract and never asks which component it talks to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from uhrc_core.eviction import CandidateQueue, EvictionPolicy
+from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.params import InsertParams, InsertResult, MissReason
+from uhrc_core.plan import LayerKind, PoolPlan
+from uhrc_core.pools.allocator import PagedIndexAllocator
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from uhrc_core.request import RequestState
+
+#: Called with each node of the path in order and how many of its tokens the key matches; answers
+#: whether a hit may end there. One validator serves one walk and may keep state between calls.
+MatchValidator = Callable[[UnifiedTreeNode, int], bool]
+
+
+class TreeComponent(ABC):
+    """One kind of cached data in the tree. Subclasses decide; this base does the bookkeeping.
+
+    Args:
+        allocator: the index space of this component, one per dp rank; the component is the only
+            one to free indices the tree owns.
+        policy: victim order.
+        eviction_priority: on internal nodes; higher is reclaimed later. Leaves always count 0.
+    """
+
+    kind: ComponentType
+    #: What `MatchResult.miss_reason` says when this component is the one that limits a hit.
+    miss_reason: MissReason
+
+    def __init__(
+        self, allocator: PagedIndexAllocator, policy: EvictionPolicy, eviction_priority: int
+    ) -> None:
+        self.allocator = allocator
+        self.policy = policy
+        self.eviction_priority = eviction_priority
+        self.queues = tuple(
+            CandidateQueue(self.kind, policy, self.is_candidate) for _ in range(allocator.dp_size)
+        )
+
+    def data(self, node: UnifiedTreeNode) -> ComponentData:
+        return node.component_data[self.kind]
+
+    @abstractmethod
+    def units_at(self, node: UnifiedTreeNode) -> int:
+        """How many indices a value at ``node`` has: one per token of the edge, or one slot."""
+
+    # -- matching -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def match_validator(self) -> MatchValidator:
+        """A fresh validator for one walk from the root."""
+
+    @abstractmethod
+    def refresh(self, path: Sequence[UnifiedTreeNode], now: int) -> None:
+        """Mark as used what a hit on ``path`` (root side first, best node last) consumed."""
+
+    # -- structure ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
+        """Share ``lower``'s data with the new node ``upper`` that took the front of its edge.
+
+        Both keys are cut already; ``lower`` keeps its identity, its locks and its depth.
+        """
+
+    def insert_cuts(self, params: InsertParams) -> Sequence[int]:
+        """Depths (tokens) at which this insert needs a node to end. Default: none."""
+        return ()
+
+    @abstractmethod
+    def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
+        """Give a node that this insert created its value."""
+
+    def overlap(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
+        """This insert passes through an existing node (root side first). Default: mark it used."""
+        self.policy.touch(self.data(node), now, hit=False)
+
+    # -- locks --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def acquire(self, node: UnifiedTreeNode) -> object | None:
+        """Lock what a holder of ``node`` needs. ``None``: nothing was acquired here."""
+
+    @abstractmethod
+    def release(self, node: UnifiedTreeNode, token: object) -> None:
+        """Undo one `acquire` of ``node`` that answered ``token``."""
+
+    # -- eviction -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_candidate(self, node: UnifiedTreeNode) -> bool:
+        """Whether this component's value at ``node`` may be evicted now."""
+
+    # -- life of a request --------------------------------------------------------------------
+
+    def demand(self, num_tokens: int) -> int:
+        """Units (this component's) that must be free or evictable for a request to be admitted and
+        to compute ``num_tokens`` more tokens."""
+        return self.allocator.page_ceil(num_tokens)
+
+    def admit_demand(self) -> int:
+        """Units that `admit` takes at once. Default: none."""
+        return 0
+
+    def admit(self, state: RequestState) -> None:
+        """Take what the request owns beside its tokens; `admit_demand` units are free."""
+
+    @abstractmethod
+    def extend_demand(self, state: RequestState, num_tokens: int) -> int:
+        """Units that `extend` takes for the request's next ``num_tokens`` tokens."""
+
+    @abstractmethod
+    def extend(self, state: RequestState, num_tokens: int) -> None:
+        """Take pool space for the request's next tokens; `extend_demand` units are free."""
+
+    def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
+        """How many of the request's first ``seqlen`` tokens may be inserted now."""
+        return seqlen
+
+    def insert_fields(self, state: RequestState) -> Mapping[str, Any]:
+        """Fields this component adds to the request's `InsertParams`."""
+        return {}
+
+    @abstractmethod
+    def settle(self, state: RequestState, result: InsertResult) -> None:
+        """After an insert: free the request's duplicates, note what the tree took over."""
+
+    @abstractmethod
+    def end(self, state: RequestState) -> None:
+        """Free everything the request still owns; called on every exit, exactly once."""
+
+    @abstractmethod
+    def held_by(self, state: RequestState) -> IndexArray:
+        """int32[n]: every index the live request owns (not the tree's); for the audit."""
+
+    # -- bookkeeping for subclasses -------------------------------------------------------------
+
+    def store(self, node: UnifiedTreeNode, value: IndexArray, now: int) -> None:
+        """Hand indices the caller owns to the tree at ``node``; copies them."""
+        data = self.data(node)
+        self.allocator.adopt(value, node.dp_rank, protected=data.lock_ref > 0)
+        data.value = value.copy()
+        data.hit_count = 0
+        self.policy.touch(data, now, hit=False)
+        self.reconsider(node)
+
+    def drop(self, node: UnifiedTreeNode) -> int:
+        """Free the tree's value at ``node``, leaving a tombstone; returns how many indices."""
+        data = self.data(node)
+        if data.value is None:
+            return 0
+        assert data.lock_ref == 0, f"{self.kind.name} data of {node} is locked"
+        value, data.value = data.value, None
+        self.allocator.reclaim(value, node.dp_rank)
+        if data.queued:
+            self.queues[node.dp_rank].forget_one()
+        return len(value)
+
+    def lock_one(self, node: UnifiedTreeNode) -> None:
+        data = self.data(node)
+        data.lock_ref += 1
+        if data.lock_ref == 1 and data.value is not None:
+            self.allocator.protect(len(data.value), node.dp_rank)
+
+    def unlock_one(self, node: UnifiedTreeNode) -> None:
+        data = self.data(node)
+        assert data.lock_ref > 0, f"{self.kind.name} data of {node} is not locked"
+        data.lock_ref -= 1
+        if data.lock_ref == 0:
+            if data.value is not None:
+                self.allocator.unprotect(len(data.value), node.dp_rank)
+            self.reconsider(node)
+
+    def reset(self) -> None:
+        """Forget all values and free every index."""
+        self.allocator.reset()
+        for queue in self.queues:
+            queue.clear()
+
+    def reconsider(self, node: UnifiedTreeNode) -> None:
+        """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
+        data = self.data(node)
+        if not data.queued and self.is_candidate(node):
+            data.queued = True
+            self.queues[node.dp_rank].push(node)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentContext:
+    """What a component is built for, resolved from ``[cache]``.
+
+    Attributes:
+        page_size: tokens per page.
+        dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
+        policy: the eviction policy, made once per component.
+    """
+
+    page_size: int
+    dp_size: int
+    policy: EvictionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentSpec:
+    """A component as a plugin declares it; factories are called only when the config asks.
+
+    Attributes:
+        kind: which slot of a node it fills.
+        name: its table in the config, ``[components.<name>]``.
+        params_model: pydantic model of that table.
+        eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0.
+        make_component: control plane, no jax.
+        plan_pool: buffers of the device pool that these layers need; no jax.
+        make_device_pool: allocates a plan: device plane, imports jax.
+        kernels: name of each kernel and its implementations.
+    """
+
+    kind: ComponentType
+    name: str
+    params_model: type[BaseModel]
+    eviction_priority: int
+    make_component: Callable[[Any, ComponentContext], TreeComponent]
+    plan_pool: Callable[[Any, ComponentContext, Sequence[LayerKind]], PoolPlan]
+    make_device_pool: Callable[..., Any]
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,0 +1,69 @@
+"""The hooks a plugin may implement. Hooks only declare: none does any work.
+
+A plugin is a module named by an entry point of the group ``uhrc.plugins``. The entry point's name
+is the name that a config uses for what the plugin brings: a component (``[components.full]``), an
+eviction policy, a table of its own. A module that brings several is registered under each name.
+
+The module declares ``UHRC_API = (1, 0)``, imports `hookimpl` and its params models (no jax, no
+kernels), and implements any of the hooks below. Only modules that a config names are imported.
+"""
+
+# pyright: reportReturnType=false
+# (a hook spec is a signature and a docstring; pluggy never calls it)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pluggy
+
+from uhrc_core.component import ComponentSpec
+from uhrc_core.plan import LayerKind
+from uhrc_core.rules import Rule
+from uhrc_core.specs import CliCommandSpec, ConfigTableSpec, EvictionPolicySpec
+
+#: Version of this file: the first number grows when a plugin must change, the second when a hook or
+#: a field with a default is added. It is not the version of any package.
+UHRC_API = (1, 0)
+
+hookspec = pluggy.HookspecMarker("uhrc")
+hookimpl = pluggy.HookimplMarker("uhrc")
+
+
+@hookspec
+def uhrc_component_specs() -> Sequence[ComponentSpec]:
+    """Components, each configured by the table ``[components.<spec.name>]``.
+
+    ``spec.params_model`` derives from `uhrc_core.specs.ComponentParams`; ``spec.eviction_priority``
+    is that of its kind: FULL 2, SWA 1, RECURRENT 0.
+    """
+
+
+@hookspec
+def uhrc_layer_kinds(hf_config: Mapping[str, Any]) -> Sequence[LayerKind] | None:
+    """What each layer of the model with this Hugging Face ``config.json`` caches, in layer order.
+
+    ``None`` for a model that is not of the plugin's family. Two plugins that both answer for one
+    model are an error.
+    """
+
+
+@hookspec
+def uhrc_combination_rules() -> Sequence[Rule]:
+    """Rules added to the combination matrix while the plugin is loaded."""
+
+
+@hookspec
+def uhrc_eviction_policies() -> Sequence[EvictionPolicySpec]:
+    """Victim orders that ``cache.eviction_policy`` can name."""
+
+
+@hookspec
+def uhrc_config_tables() -> Sequence[ConfigTableSpec]:
+    """Top-level config tables of the plugin's own."""
+
+
+@hookspec
+def uhrc_cli_commands() -> Sequence[CliCommandSpec]:
+    """Commands of ``uhrc``. Every installed plugin is asked; a broken one loses only its own."""

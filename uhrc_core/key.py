@@ -1,0 +1,156 @@
+"""RadixKey: the tokens of a prefix and the namespace they live in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from uhrc_core.errors import InvalidKeyError
+
+TokenArray = npt.NDArray[np.int32]
+ExtraKey = None | str | int | tuple["ExtraKey", ...]
+Namespace = tuple[ExtraKey, int]
+
+TOKEN_BYTES: Final = 4
+_TOKEN_MAX: Final = np.iinfo(np.int32).max
+
+
+class RadixKey:
+    """An immutable token sequence inside one namespace, converted once per request.
+
+    Args:
+        tokens: token ids, ``list[int]`` or an integer array of shape ``[n_tokens]``; copied.
+        extra_key: what else must be equal for two requests to share a prefix: ``None``, ``str``,
+            ``int`` or a (nested) tuple of those, e.g. ``(("lora", "a"), ("salt", "bc"))``. Parts
+            are compared as they are, never concatenated; ``None`` and ``""`` differ.
+        dp_rank: data-parallel rank whose pools hold the prefix, ``>= 0``.
+
+    Raises:
+        InvalidKeyError: tokens that are not one-dimensional integers in ``[0, 2**31)``, or an
+            extra_key or dp_rank of another type.
+
+    The tokens are kept as ``bytes`` (native int32), since a bulk comparison of two keys is then a
+    ``memcmp`` and a page of tokens is directly a dict key; `tokens` is a read-only view of them.
+    """
+
+    __slots__ = ("data", "namespace")
+
+    data: bytes
+    namespace: Namespace
+
+    def __init__(
+        self,
+        tokens: list[int] | npt.NDArray[np.integer],
+        extra_key: ExtraKey = None,
+        dp_rank: int = 0,
+    ) -> None:
+        self.data = _token_bytes(tokens)
+        self.namespace = (_checked_extra_key(extra_key), _checked_rank(dp_rank))
+
+    @classmethod
+    def _of(cls, data: bytes, namespace: Namespace) -> RadixKey:
+        key = cls.__new__(cls)
+        key.data = data
+        key.namespace = namespace
+        return key
+
+    @property
+    def tokens(self) -> TokenArray:
+        """int32[n_tokens], a read-only view of the key's own memory."""
+        return np.frombuffer(self.data, dtype=np.int32)
+
+    @property
+    def extra_key(self) -> ExtraKey:
+        return self.namespace[0]
+
+    @property
+    def dp_rank(self) -> int:
+        return self.namespace[1]
+
+    def __len__(self) -> int:
+        return len(self.data) // TOKEN_BYTES
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RadixKey):
+            return NotImplemented
+        return self.namespace == other.namespace and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.data))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(str, self.tokens[:8].tolist()))
+        more = ", …" if len(self) > 8 else ""
+        return f"RadixKey([{shown}{more}] n={len(self)}, {self.extra_key!r}, rank {self.dp_rank})"
+
+    def slice(self, start: int, stop: int) -> RadixKey:
+        """The tokens in ``[start, stop)`` as a key of its own (copied, so nothing is kept alive)."""
+        return RadixKey._of(self.data[start * TOKEN_BYTES : stop * TOKEN_BYTES], self.namespace)
+
+    def extended(self, tokens: list[int] | npt.NDArray[np.integer]) -> RadixKey:
+        """This key with more tokens behind it."""
+        return RadixKey._of(self.data + _token_bytes(tokens), self.namespace)
+
+    def page_floor(self, page_size: int) -> int:
+        """Length in tokens of the whole pages of this key."""
+        return len(self) // page_size * page_size
+
+    def page(self, start: int, page_size: int) -> bytes:
+        """The page that begins at token ``start``, as a dict key."""
+        return self.data[start * TOKEN_BYTES : (start + page_size) * TOKEN_BYTES]
+
+    def common_len(self, start: int, edge: RadixKey, limit: int) -> int:
+        """How many tokens of ``edge`` equal this key from token ``start`` on, up to token ``limit``.
+
+        Both sides are compared in bulk: one ``memcmp`` when the whole edge matches.
+        """
+        n_edge = len(edge.data) // TOKEN_BYTES
+        if n_edge <= limit - start and self.data.startswith(edge.data, start * TOKEN_BYTES):
+            return n_edge
+        n = min(n_edge, limit - start)
+        mine = np.frombuffer(self.data, np.int32, n, start * TOKEN_BYTES)
+        differs = mine != np.frombuffer(edge.data, np.int32, n)
+        first = int(differs.argmax()) if n else 0
+        return first if n and differs[first] else n
+
+
+def _token_bytes(tokens: list[int] | npt.NDArray[np.integer]) -> bytes:
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InvalidKeyError(f"tokens: not a flat sequence of integers ({error})") from error
+    if array.size == 0 and array.ndim == 1:
+        return b""
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidKeyError(
+            f"tokens: need integers of shape [n_tokens], got dtype {array.dtype}, "
+            f"shape {list(array.shape)}; pass token ids as list[int] or int32[n]"
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > _TOKEN_MAX:
+        raise InvalidKeyError(
+            f"tokens: id {low if low < 0 else high} is outside [0, {_TOKEN_MAX}]; "
+            "replace placeholder ids before they reach the cache"
+        )
+    return array.astype(np.int32, copy=False).tobytes()
+
+
+def _checked_extra_key(extra_key: ExtraKey) -> ExtraKey:
+    if extra_key is None or type(extra_key) in (str, int):
+        return extra_key
+    if isinstance(extra_key, tuple):
+        return tuple(_checked_extra_key(part) for part in extra_key)
+    raise InvalidKeyError(
+        f"extra_key: {extra_key!r} is a {type(extra_key).__name__}; "
+        "use None, str, int or a tuple of those"
+    )
+
+
+def _checked_rank(dp_rank: int) -> int:
+    if isinstance(dp_rank, (bool, np.bool_)) or not isinstance(dp_rank, (int, np.integer)):
+        raise InvalidKeyError(f"dp_rank: {dp_rank!r} is not an integer rank")
+    if dp_rank < 0:
+        raise InvalidKeyError(f"dp_rank: {dp_rank} is negative; ranks count from 0")
+    return int(dp_rank)

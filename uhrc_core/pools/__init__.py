@@ -1,0 +1,15 @@
+"""Host-side bookkeeping of device pools: which index is whose. No device memory here."""
+
+from uhrc_core.pools.allocator import (
+    PagedIndexAllocator,
+    PagedTokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
+from uhrc_core.pools.req_to_token import ReqToTokenPool
+
+__all__ = [
+    "PagedIndexAllocator",
+    "PagedTokenToKVPoolAllocator",
+    "ReqToTokenPool",
+    "TokenToKVPoolAllocator",
+]

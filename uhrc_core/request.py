@@ -1,0 +1,330 @@
+"""Life of a request in the cache: admit, extend, publish, finish, abort, retract.
+
+    match_req → admit_req → (extend_req → forward → advance_req → cache_unfinished_req)* →
+    cache_finished_req | abort_req | retract_req
+
+The steps are written once, for every cache behind the base interface: they use only its
+primitives and the components' contract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from uhrc_core.component import TreeComponent
+from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
+from uhrc_core.key import ExtraKey, RadixKey
+from uhrc_core.node import ComponentType, IndexArray
+from uhrc_core.params import (
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+from uhrc_core.pools import ReqToTokenPool
+
+
+#: Which field of `EvictParams` asks for a component's units.
+EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
+
+
+class Request(Protocol):
+    """What the cache reads of an engine's request; it writes nothing to it.
+
+    Attributes:
+        rid: unique among live requests.
+        token_ids: prompt and output so far, ``list[int]`` or int32[n]; only ever appended to.
+        extra_key, dp_rank: the namespace; fixed once admitted.
+        priority: for the ``priority`` eviction policy.
+    """
+
+    @property
+    def rid(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int] | npt.NDArray[np.int32]: ...
+    @property
+    def extra_key(self) -> ExtraKey: ...
+    @property
+    def dp_rank(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+
+
+class RequestState:
+    """What the cache holds for one live request; owned by the cache, read-only for the engine.
+
+    Attributes:
+        row: its row in `ReqToTokenPool`.
+        cached_len: tokens it did not have to compute when it was admitted.
+        protected_len: tokens of its prefix that the tree owns and it has locked (whole pages).
+        computed_len: tokens whose KV a dispatched forward has written.
+        allocated_len: tokens that have a pool index.
+        lock: receipt of the lock on the node that ends at ``protected_len``.
+        component: private to each component, by `ComponentType`.
+    """
+
+    __slots__ = (
+        "allocated_len",
+        "cached_len",
+        "component",
+        "computed_len",
+        "key",
+        "lock",
+        "protected_len",
+        "request",
+        "row",
+        "table",
+    )
+
+    def __init__(
+        self, request: Request, table: ReqToTokenPool, row: int, lock: IncLockRefResult, hit: int
+    ) -> None:
+        self.request = request
+        self.table = table
+        self.row = row
+        self.lock = lock
+        self.cached_len = self.protected_len = self.computed_len = self.allocated_len = hit
+        self.key = RadixKey([], request.extra_key, request.dp_rank)
+        self.component: list[Any] = [None] * len(ComponentType)
+
+    @property
+    def dp_rank(self) -> int:
+        return self.key.dp_rank
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        """int32[stop - start] FULL indices of its tokens, a view into the table."""
+        return self.table.indices(self.row, start, stop)
+
+    def key_upto(self, seqlen: int) -> RadixKey:
+        """The key of its first ``seqlen`` tokens; each token is converted once."""
+        if len(self.key) < seqlen:
+            self.key = self.key.extended(self.request.token_ids[len(self.key) : seqlen])
+        return self.key.slice(0, seqlen)
+
+
+class RequestLifecycle(ABC):
+    """The request half of the base interface; `BasePrefixCache` adds the primitives."""
+
+    components: Sequence[TreeComponent]
+    page_size: int
+    req_to_token: ReqToTokenPool
+
+    def __init__(self) -> None:
+        self._live: dict[str, RequestState] = {}
+
+    @abstractmethod
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult: ...
+    @abstractmethod
+    def insert(self, params: InsertParams) -> InsertResult: ...
+    @abstractmethod
+    def evict(self, params: EvictParams) -> EvictResult: ...
+    @abstractmethod
+    def inc_lock_ref(self, node: Any) -> IncLockRefResult: ...
+    @abstractmethod
+    def dec_lock_ref(self, node: Any, params: DecLockRefParams) -> None: ...
+
+    # -- arrival -------------------------------------------------------------------------------
+
+    def live_requests(self) -> Sequence[RequestState]:
+        """States of all admitted requests, in order of admission."""
+        return tuple(self._live.values())
+
+    def request_state(self, rid: str) -> RequestState:
+        """The state of a live request; raises `RequestError` for an unknown ``rid``."""
+        state = self._live.get(rid)
+        if state is None:
+            raise RequestError(f"request {rid!r} is not live; admit it first (admit_req)")
+        return state
+
+    def check_fits(self, num_tokens: int) -> None:
+        """Refuse a request that could not hold ``num_tokens`` even alone on empty pools.
+
+        Raises:
+            RequestTooLargeError: with the sum that shows why.
+        """
+        if num_tokens > self.req_to_token.max_context_len:
+            raise RequestTooLargeError(
+                f"request of {num_tokens} tokens exceeds max_context_len "
+                f"{self.req_to_token.max_context_len}; raise cache.max_context_len"
+            )
+        for component in self.components:
+            need = component.demand(num_tokens)
+            if need > component.allocator.capacity:
+                raise RequestTooLargeError(
+                    f"request of {num_tokens} tokens needs {need} {component.kind.name} units, "
+                    f"the pool has {component.allocator.capacity} per dp rank in all; "
+                    "enlarge the pool or shorten the request"
+                )
+
+    def match_req(self, req: Request) -> MatchResult:
+        """The longest reusable prefix of all tokens but the last, which must be computed anyway."""
+        tokens = req.token_ids[: max(len(req.token_ids) - 1, 0)]
+        key = RadixKey(tokens, req.extra_key, req.dp_rank)
+        return self.match_prefix(MatchPrefixParams(key=key, cow_recurrent=True))
+
+    def admit_req(
+        self, req: Request, match: MatchResult, num_tokens: int
+    ) -> RequestState | None:
+        """Lock the match and take what the request needs to start.
+
+        Args:
+            match: of `match_req`, with nothing evicted since.
+            num_tokens: tokens that must be free or evictable beside the hit: what the request will
+                compute, and what the scheduler keeps back for the requests already running.
+
+        Returns:
+            The request's state, or ``None`` when the pools cannot cover it now (nothing changed).
+
+        Raises:
+            RequestError: ``req.rid`` is live already.
+            StaleNodeError: the match was evicted meanwhile.
+        """
+        if req.rid in self._live:
+            raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
+        if len(req.token_ids) > self.req_to_token.max_context_len:
+            raise RequestTooLargeError(
+                f"request {req.rid!r} has {len(req.token_ids)} tokens, max_context_len is "
+                f"{self.req_to_token.max_context_len}"
+            )
+        if not self.req_to_token.num_free:
+            return None
+        lock = self.inc_lock_ref(match.best_match_node)
+        demands = [component.demand(num_tokens) for component in self.components]
+        admits = [component.admit_demand() for component in self.components]
+        if not (self._covers(demands, req.dp_rank) and self._make_room(admits, req.dp_rank)):
+            self.dec_lock_ref(lock.node, lock.to_dec_params())
+            return None
+        row = self.req_to_token.alloc()
+        assert row is not None
+        self.req_to_token.write(row, 0, match.device_indices)
+        state = RequestState(req, self.req_to_token, row, lock, match.hit_len)
+        self._live[req.rid] = state
+        for component in self.components:
+            component.admit(state)
+        return state
+
+    # -- running -------------------------------------------------------------------------------
+
+    def extend_req(self, req: Request, num_tokens: int) -> IndexArray | None:
+        """Pool indices int32[num_tokens] for the request's next tokens (a view of its row).
+
+        Evicts what is short. ``None``: even then the pool is short (retract somebody); unchanged.
+        """
+        state = self.request_state(req.rid)
+        start = state.allocated_len
+        if num_tokens < 0 or start + num_tokens > self.req_to_token.max_context_len:
+            raise InvalidParamsError(
+                f"extend_req: {num_tokens} tokens after {start} do not fit max_context_len "
+                f"{self.req_to_token.max_context_len}"
+            )
+        needs = [component.extend_demand(state, num_tokens) for component in self.components]
+        if not self._make_room(needs, state.dp_rank):
+            return None
+        for component in self.components:
+            component.extend(state, num_tokens)
+        state.allocated_len = start + num_tokens
+        return state.indices(start, state.allocated_len)
+
+    def advance_req(self, req: Request, num_tokens: int) -> None:
+        """The forward that writes the request's next ``num_tokens`` tokens has been dispatched."""
+        state = self.request_state(req.rid)
+        if num_tokens < 0 or state.computed_len + num_tokens > state.allocated_len:
+            raise RequestError(
+                f"request {req.rid!r}: cannot advance by {num_tokens} from {state.computed_len}; "
+                f"only {state.allocated_len} tokens have pool indices (extend_req)"
+            )
+        state.computed_len += num_tokens
+
+    def cache_unfinished_req(self, req: Request) -> None:
+        """Publish what is computed so far and move the request's lock to the end of it.
+
+        Afterwards the request's row holds the tree's indices for that part.
+        """
+        state = self.request_state(req.rid)
+        result = self._publish(state, finished=False)
+        if result is None:
+            return
+        old = state.lock
+        state.lock = self.inc_lock_ref(result.node)
+        self.dec_lock_ref(old.node, old.to_dec_params())
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def cache_finished_req(self, req: Request, is_insert: bool = True) -> None:
+        """Publish what is computed (unless told not to) and free all the request holds."""
+        state = self.request_state(req.rid)
+        if is_insert:
+            self._publish(state, finished=True)
+        for component in self.components:
+            component.end(state)
+        self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
+        self.req_to_token.free(state.row)
+        del self._live[req.rid]
+
+    def abort_req(self, req: Request) -> None:
+        """Free all the request holds, publish nothing more; right at every step of its life."""
+        self.cache_finished_req(req, is_insert=False)
+
+    def retract_req(self, req: Request) -> None:
+        """Give the request's memory up under pressure; it must be admitted again to go on.
+
+        What it computed becomes evictable in the tree, so it resumes there if memory allows.
+        """
+        self.cache_finished_req(req, is_insert=True)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
+        seqlen = min(state.computed_len, len(state.request.token_ids))
+        for component in self.components:
+            seqlen = component.publishable_len(state, seqlen, finished=finished)
+        seqlen -= seqlen % self.page_size
+        if seqlen <= state.protected_len:
+            return None
+        fields: dict[str, Any] = {}
+        for component in self.components:
+            fields |= component.insert_fields(state)
+        result = self.insert(
+            InsertParams(
+                key=state.key_upto(seqlen),
+                value=state.indices(0, seqlen),
+                prev_prefix_len=state.protected_len,
+                priority=state.request.priority,
+                **fields,
+            )
+        )
+        for component in self.components:
+            component.settle(state, result)
+        state.protected_len = result.inserted_len
+        return result
+
+    def _covers(self, needs: Sequence[int], dp_rank: int) -> bool:
+        """Whether every component's need is free or evictable."""
+        return all(
+            need
+            <= component.allocator.available_size(dp_rank)
+            + component.allocator.evictable_size(dp_rank)
+            for component, need in zip(self.components, needs, strict=True)
+        )
+
+    def _make_room(self, needs: Sequence[int], dp_rank: int) -> bool:
+        """Evict until every component's need is free; ``False``: it cannot be, nothing evicted."""
+        if not self._covers(needs, dp_rank):
+            return False
+        pools = [component.allocator for component in self.components]
+        if any(n > p.available_size(dp_rank) for n, p in zip(needs, pools, strict=True)):
+            amounts = {
+                EVICT_FIELD[component.kind]: need
+                for component, need in zip(self.components, needs, strict=True)
+            }
+            self.evict(EvictParams(dp_rank=dp_rank, shortfall=True, **amounts))
+        return all(n <= p.available_size(dp_rank) for n, p in zip(needs, pools, strict=True))

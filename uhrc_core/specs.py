@@ -1,0 +1,109 @@
+"""The records that plugins hand to the core, beside `ComponentSpec`. All of them only declare.
+
+A record names something a config can ask for and carries the factory that makes it; the core calls
+the factory when a config asks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+from uhrc_core.eviction import EvictionPolicy
+
+#: Largest pool or table this library addresses: indices are int32.
+INDEX_MAX = 2**31 - 1
+
+
+def _beside_config_file(path: Path, info: ValidationInfo) -> Path:
+    base_dir: Path = info.context if isinstance(info.context, Path) else Path()
+    return base_dir / path.expanduser()
+
+
+#: A path in a table; a relative one starts at the directory of the config file.
+ConfigPath = Annotated[Path, AfterValidator(_beside_config_file)]
+
+
+class ConfigTable(BaseModel):
+    """Base of every table: frozen, unknown keys refused, no conversion between types.
+
+    Give each key a ``Field(description=...)``: the schema and the docs are made from it. A default
+    that depends on another table belongs in `uhrc_core.resolve`, not in a validator.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ComponentParams(ConfigTable):
+    """Base of the ``[components.<name>]`` tables; all sizes are per dp rank."""
+
+    @property
+    @abstractmethod
+    def num_units(self) -> int | None:
+        """Tokens (FULL, SWA) or slots (RECURRENT) of the pool; ``None``: size it from memory."""
+
+    @abstractmethod
+    def with_num_units(self, num_units: int) -> Self:
+        """A copy whose pool has this size."""
+
+    @abstractmethod
+    def num_units_min(self, page_size: int, max_context_len: int) -> int:
+        """The smallest pool that can run one request of ``max_context_len`` tokens."""
+
+    def features(self, page_size: int) -> frozenset[str]:
+        """What this table turns on, for the combination matrix (see `uhrc_core.rules`)."""
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPolicySpec:
+    """A victim order that ``cache.eviction_policy`` can name.
+
+    Attributes:
+        name: what the config says.
+        options_model: pydantic model of ``[cache.eviction_options]`` for this policy.
+        make_policy: called once a component with an instance of ``options_model``.
+    """
+
+    name: str
+    options_model: type[ConfigTable]
+    make_policy: Callable[[Any], EvictionPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTableSpec:
+    """A top-level config table of the plugin's own, read back with ``config.table(table_model)``.
+
+    Attributes:
+        name: the table, ``[<name>]``; also the name of the plugin's entry point.
+        table_model: its pydantic model. With a default for every key, the table can be left out.
+    """
+
+    name: str
+    table_model: type[ConfigTable]
+
+
+@dataclass(frozen=True, slots=True)
+class CliCommandSpec:
+    """A command of ``uhrc``.
+
+    Attributes:
+        name: what the user types after ``uhrc``.
+        function: a typer command function; its docstring is the help text. Import what is heavy
+            inside it. Wrap it with `uhrc_core.cli.with_config` when it reads a config file.
+    """
+
+    name: str
+    function: Callable[..., None]
+
+
+class NoOptions(ConfigTable):
+    """A policy without options."""
+
+
+PositiveInt = Annotated[int, Field(ge=1, le=INDEX_MAX)]

@@ -1,0 +1,434 @@
+"""UnifiedRadixCache: one radix tree whose nodes carry a data slot per component.
+
+The tree knows keys, nodes, receipts and the order of steps. What a slot holds, who may evict it,
+and how far a lock reaches is the component's business (`TreeComponent`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from uhrc_core import audit
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.component import TreeComponent
+from uhrc_core.errors import (
+    InvalidParamsError,
+    ReceiptError,
+    RequestError,
+    StaleNodeError,
+)
+from uhrc_core.events import CacheEvent, EventKind, EventLog
+from uhrc_core.key import RadixKey
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.params import (
+    CacheStats,
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
+
+_GHOST_LIMIT = 4096
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far a key leads into the tree, found without changing it.
+
+    ``path`` has the nodes in order, the last possibly matched in part; the best hit ends
+    ``best_len`` tokens deep, at ``path[best_count - 1]``.
+    """
+
+    path: list[UnifiedTreeNode]
+    full_len: int
+    best_count: int
+    best_len: int
+    miss_reason: MissReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    """One acquisition: the anchor node, and what each component answered to `acquire`."""
+
+    node: UnifiedTreeNode
+    tokens: tuple[object | None, ...]
+
+
+class UnifiedRadixCache(BasePrefixCache):
+    """The unified hybrid radix cache (RFC 4.1). See `BasePrefixCache` for the arguments."""
+
+    def __init__(
+        self,
+        components: Sequence[TreeComponent],
+        *,
+        page_size: int,
+        dp_size: int = 1,
+        max_requests: int,
+        max_context_len: int,
+    ) -> None:
+        super().__init__(
+            components,
+            page_size=page_size,
+            dp_size=dp_size,
+            max_requests=max_requests,
+            max_context_len=max_context_len,
+        )
+        self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
+        self._events = EventLog()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
+        self._nodes = {0: self._root}
+        self._next_node_id = 1
+        self._receipts: dict[int, _Receipt] = {}
+        self._next_receipt_id = 0
+        self._now = 0
+        # Children evicted lately, so that a miss can say "evicted" and not "never seen".
+        self._ghosts: dict[tuple[int, Hashable], None] = {}
+        self._stats = CacheStats()
+
+    # -- match ---------------------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The longest prefix of ``params.key`` that every component can serve.
+
+        Refreshes what the hit consumed and, when it ends inside an edge, splits the edge there.
+        Lock ``best_match_node`` before anything evicts.
+        """
+        walk = self._walk(params.key)
+        self._now += 1
+        path = walk.path[: walk.best_count]
+        if path and path[-1].end > walk.best_len:
+            path[-1] = self._split(path[-1], walk.best_len)
+        for component in self.components:
+            component.refresh(path, self._now)
+        best = path[-1] if path else self._root
+        self._count_match(params.key, walk)
+        return MatchResult(
+            device_indices=_gather(path),
+            last_device_node=best,
+            last_host_node=best,
+            best_match_node=best,
+            full_hit_length=walk.full_len,
+            miss_reason=walk.miss_reason,
+        )
+
+    def peek_prefix_len(self, key: RadixKey) -> int:
+        return self._walk(key).best_len
+
+    def _walk(self, key: RadixKey) -> _Walk:
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        limit = key.page_floor(self.page_size)
+        path, full_len = self._descend(key, limit)
+        validators = [component.match_validator() for component in self.components]
+        best_count = best_len = 0
+        rejected_by: TreeComponent | None = None
+        for count, node in enumerate(path, 1):
+            stop = min(node.end, full_len)
+            refusals = [
+                component
+                for component, accepts in zip(self.components, validators, strict=True)
+                if not accepts(node, stop - node.start)
+            ]
+            if refusals:
+                rejected_by = refusals[0]
+            else:
+                best_count, best_len = count, stop
+        reason: MissReason | None = None
+        if best_len < full_len and rejected_by is not None:
+            reason = rejected_by.miss_reason
+        elif best_len < limit:
+            reason = self._reason_for_end(key, path, full_len)
+        return _Walk(path, full_len, best_count, best_len, reason)
+
+    def _descend(self, key: RadixKey, limit: int) -> tuple[list[UnifiedTreeNode], int]:
+        """Nodes that ``key[:limit]`` passes and how many tokens of it they hold (whole pages)."""
+        path: list[UnifiedTreeNode] = []
+        node, pos = self._root, 0
+        while pos < limit:
+            child = node.children.get(self._child_key(node, key, pos))
+            if child is None:
+                break
+            path.append(child)
+            pos += key.common_len(pos, child.key, limit)
+            if pos < child.end:
+                pos -= pos % self.page_size
+                break
+            node = child
+        return path, pos
+
+    def _child_key(self, parent: UnifiedTreeNode, key: RadixKey, start: int) -> Hashable:
+        page = key.page(start, self.page_size)
+        return page if parent is not self._root else (key.namespace, page)
+
+    def _reason_for_end(
+        self, key: RadixKey, path: list[UnifiedTreeNode], full_len: int
+    ) -> MissReason:
+        node = path[-1] if path else self._root
+        ghost = (node.id, self._child_key(node, key, full_len))
+        at_end = node.end == full_len
+        return MissReason.FULL_EVICTED if at_end and ghost in self._ghosts else MissReason.NO_PREFIX
+
+    def _count_match(self, key: RadixKey, walk: _Walk) -> None:
+        stats = self._stats
+        stats.match_count += 1
+        stats.query_num_tokens += len(key)
+        stats.hit_num_tokens += walk.best_len
+        if walk.miss_reason is not None:
+            stats.miss_reasons[walk.miss_reason] += 1
+
+    # -- insert --------------------------------------------------------------------------------
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Publish a computed prefix; the tree keeps what it has and takes the rest.
+
+        Walks the known prefix (a bulk comparison) and copies only the new suffix.
+
+        Raises:
+            InvalidParamsError: lengths that contradict each other or the tree.
+            InvalidIndexError: new indices that the caller does not hold, or not whole pages.
+        """
+        key = params.key
+        length = key.page_floor(self.page_size)
+        path, prefix_len = self._check_insert(params, length)
+        self._now += 1
+        cuts = sorted({cut for c in self.components for cut in c.insert_cuts(params)})
+        node = self._root
+        for child in path:
+            stops = [cut for cut in cuts if child.start < cut < min(child.end, prefix_len)]
+            for stop in [*stops, min(child.end, prefix_len)]:
+                node = self._split(child, stop) if stop < child.end else child
+                node.priority = max(node.priority, params.priority)
+                for component in self.components:
+                    component.overlap(node, params, self._now)
+        for stop in [cut for cut in cuts if prefix_len < cut < length] + [length]:
+            if node.end < stop:
+                node = self._append(node, key.slice(node.end, stop), params)
+        self._stats.insert_count += 1
+        self._stats.inserted_num_tokens += length - prefix_len
+        return InsertResult(prefix_len=prefix_len, inserted_len=length, node=node)
+
+    def _check_insert(
+        self, params: InsertParams, length: int
+    ) -> tuple[list[UnifiedTreeNode], int]:
+        key, value = params.key, params.value
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        if len(value) != len(key):
+            raise InvalidParamsError(
+                f"value: {len(value)} indices for a key of {len(key)} tokens; "
+                "pass one FULL index per token"
+            )
+        path, prefix_len = self._descend(key, length)
+        held = params.prev_prefix_len
+        if held % self.page_size or held > prefix_len:
+            raise InvalidParamsError(
+                f"prev_prefix_len: {held} must be whole pages of {self.page_size} and at most the "
+                f"{prefix_len} tokens of this key that the tree holds"
+            )
+        new = self.token_allocator.pages(value[prefix_len:length])
+        self.token_allocator.ledger.check_active(new, key.dp_rank)
+        return path, prefix_len
+
+    def _append(
+        self, parent: UnifiedTreeNode, edge: RadixKey, params: InsertParams
+    ) -> UnifiedTreeNode:
+        node = self._new_node(edge, parent, parent.end + len(edge), params.priority)
+        child_key = self._child_key(parent, edge, 0)
+        parent.children[child_key] = node
+        self._ghosts.pop((parent.id, child_key), None)
+        for component in self.components:
+            component.fill(node, params, self._now)
+        self._events.add(CacheEvent(EventKind.STORED, node.id, parent.id, edge))
+        return node
+
+    def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
+        """Put a new node between ``node`` and its parent that ends at ``depth``; returns it."""
+        parent = node.parent
+        assert parent is not None and node.start < depth < node.end
+        at = depth - node.start
+        edge = node.key
+        upper = self._new_node(edge.slice(0, at), parent, depth, node.priority)
+        node.key = edge.slice(at, len(edge))
+        node.parent = upper
+        parent.children[self._child_key(parent, edge, 0)] = upper
+        upper.children[self._child_key(upper, node.key, 0)] = node
+        for component in self.components:
+            component.split(upper, node)
+        self._events.add(CacheEvent(EventKind.SPLIT, node.id, upper.id, upper.key))
+        return upper
+
+    def _new_node(
+        self, edge: RadixKey, parent: UnifiedTreeNode, end: int, priority: int
+    ) -> UnifiedTreeNode:
+        node = UnifiedTreeNode(self._next_node_id, edge, parent, end, priority)
+        self._next_node_id += 1
+        self._nodes[node.id] = node
+        return node
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
+        """Keep everything a holder of ``node`` needs from being evicted.
+
+        Raises:
+            StaleNodeError: the node was evicted or is another cache's.
+        """
+        self._check_node(node)
+        tokens = tuple(component.acquire(node) for component in self.components)
+        receipt_id = self._next_receipt_id
+        self._next_receipt_id += 1
+        self._receipts[receipt_id] = _Receipt(node, tokens)
+        return IncLockRefResult(receipt_id, node)
+
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
+        """Undo one `inc_lock_ref` of ``node``.
+
+        Raises:
+            ReceiptError: the receipt was used already, was given for another node, or is unknown.
+        """
+        receipt = self._receipts.get(params.receipt_id)
+        if receipt is None:
+            raise ReceiptError(
+                f"receipt {params.receipt_id} is not outstanding: released before, or not "
+                "this cache's; each inc_lock_ref is undone once"
+            )
+        if receipt.node is not node:
+            raise ReceiptError(
+                f"receipt {params.receipt_id} was given for {receipt.node}, not for {node}; "
+                "release the node you locked"
+            )
+        del self._receipts[params.receipt_id]
+        for component, token in zip(self.components, receipt.tokens, strict=True):
+            if token is not None:
+                component.release(node, token)
+
+    def _check_node(self, node: UnifiedTreeNode) -> None:
+        if self._nodes.get(node.id) is not node:
+            raise StaleNodeError(
+                f"{node} is not in this cache (evicted, or another cache's); match again"
+            )
+
+    # -- evict ---------------------------------------------------------------------------------
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Reclaim per component, lowest internal priority first (RFC 5.2).
+
+        A victim on an internal node takes the data of lower priority with it; on a leaf all goes
+        and the node is deleted. What is locked stays. Answers what was freed, cascades included.
+        """
+        freed = [0] * len(ComponentType)
+        for kind in ComponentType:
+            if params.amount(kind):
+                self._pool(kind, params.dp_rank)
+        for component in self._eviction_order:
+            pool, queue = component.allocator, component.queues[params.dp_rank]
+            amount = params.amount(component.kind)
+            while amount > (
+                pool.available_size(params.dp_rank) if params.shortfall else freed[component.kind]
+            ):
+                victim = queue.pop()
+                if victim is None:
+                    break
+                self._evict_from(victim, component, freed)
+        self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
+        self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
+        self._stats.evicted.recurrent_num_evicted += freed[ComponentType.RECURRENT]
+        return EvictResult(*freed)
+
+    def _evict_from(
+        self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]
+    ) -> None:
+        """Drop ``trigger``'s data at ``node`` and all that must or may go with it."""
+        for component in self.components:
+            data = component.data(node)
+            higher = component.eviction_priority >= trigger.eviction_priority
+            if component is not trigger and (
+                data.value is None
+                or (higher and (data.lock_ref or not node.is_leaf))
+            ):
+                continue
+            freed[component.kind] += component.drop(node)
+        if node.is_leaf:
+            self._delete_empty_leaves(node)
+
+    def _delete_empty_leaves(self, leaf: UnifiedTreeNode) -> None:
+        """Unlink ``leaf`` if it holds nothing, then its ancestors that were left bare."""
+        node = leaf
+        while node.parent is not None and node.is_leaf:
+            if any(data.value is not None or data.lock_ref for data in node.component_data):
+                for component in self.components:
+                    component.reconsider(node)
+                return
+            node = self._unlink(node)
+
+    def _unlink(self, node: UnifiedTreeNode) -> UnifiedTreeNode:
+        """Take a leaf out of the tree and return its former parent."""
+        parent = node.parent
+        assert parent is not None and not node.children
+        child_key = self._child_key(parent, node.key, 0)
+        del parent.children[child_key]
+        del self._nodes[node.id]
+        node.parent = None
+        self._remember_ghost((parent.id, child_key))
+        self._events.add(CacheEvent(EventKind.REMOVED, node.id))
+        return parent
+
+    def _remember_ghost(self, ghost: tuple[int, Hashable]) -> None:
+        self._ghosts[ghost] = None
+        if len(self._ghosts) > _GHOST_LIMIT:
+            del self._ghosts[next(iter(self._ghosts))]
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def nodes(self) -> list[UnifiedTreeNode]:
+        """All nodes, oldest first, the root first of all; for audits and tests."""
+        return list(self._nodes.values())
+
+    def num_receipts(self) -> int:
+        """Locks acquired and not yet released."""
+        return len(self._receipts)
+
+    def check_invariants(
+        self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
+    ) -> None:
+        audit.check_invariants(self, held or {})
+
+    def digest(self) -> str:
+        return audit.digest(self)
+
+    def stats(self) -> CacheStats:
+        return copy.deepcopy(self._stats)
+
+    def take_events(self) -> list[CacheEvent]:
+        return self._events.take()
+
+    def pretty_print(self) -> str:
+        return audit.render(self)
+
+    def reset(self) -> None:
+        if self._live:
+            raise RequestError(
+                f"reset: {len(self._live)} request(s) are live, e.g. {next(iter(self._live))!r}; "
+                "finish or abort them first"
+            )
+        for component in self.components:
+            component.reset()
+        self.req_to_token.reset()
+        self._start_empty()
+        self._events.add(CacheEvent(EventKind.RESET))
+
+
+def _gather(path: Sequence[UnifiedTreeNode]) -> IndexArray:
+    """FULL indices along ``path``, a copy."""
+    values = [node.component_data[ComponentType.FULL].value for node in path]
+    return np.concatenate([np.empty(0, np.int32), *(v for v in values if v is not None)])
