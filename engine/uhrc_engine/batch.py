@@ -1,0 +1,60 @@
+"""One step's work as the scheduler decided it: which tokens of which requests, and where they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from uhrc_core.node import IndexArray
+
+from uhrc_engine.request import LiveRequest
+
+
+class StepKind(StrEnum):
+    """A step is one or the other; rows are never mixed."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One request's share of a step.
+
+    Attributes:
+        request: whose tokens these are.
+        start: absolute position of the first new token = tokens computed before this step.
+        stop: position after the last new token.
+        kv_indices: int32[stop] pool index of every token of the sequence, a view into the cache's
+            table: read it before the step is reported as dispatched.
+        samples: whether ``stop`` is the end of the sequence, so that the step gives a new token.
+    """
+
+    request: LiveRequest
+    start: int
+    stop: int
+    kv_indices: IndexArray
+    samples: bool
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens, ``stop - start`` of them."""
+        return self.request.token_ids[self.start : self.stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step's rows, in order of admission; at least one."""
+
+    kind: StepKind
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(row.stop - row.start for row in self.rows)
+
+    @property
+    def samples(self) -> bool:
+        """Whether any row gives a new token."""
+        return any(row.samples for row in self.rows)
