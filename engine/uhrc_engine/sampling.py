@@ -6,15 +6,18 @@ gives the same text whatever else is in the batch and however often it was retra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request chooses tokens. The default is greedy."""
+    """How one request chooses tokens. The default is greedy. Raises ValueError out of range."""
 
     temperature: float = 0.0
     """0 = greedy (the other fields are then unused)."""
@@ -25,13 +28,64 @@ class SamplingParams:
     seed: int = 0
     """Any int in [0, 2**32)."""
 
+    def __post_init__(self) -> None:
+        for name, ok, wanted in (
+            ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "an integer >= 0"),
+            ("seed", 0 <= self.seed < 2**32, "an integer in [0, 2**32)"),
+        ):
+            if not ok:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be {wanted}")
+
 
 def sample(
-    logits: jax.Array, params: list[SamplingParams], positions: list[int]
-) -> np.ndarray:
+    logits: jax.Array, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> npt.NDArray[np.int32]:
     """Next token ids int32[len(params)] from logits float32[R >= len(params), vocab].
 
     `positions[i]` is the absolute position the new token will have. Greedy ties go to the lowest id.
-    Rows beyond len(params) are padding and are ignored.
+    Rows beyond len(params) are padding and are ignored. Waits for the device.
     """
-    raise NotImplementedError
+    if all(p.temperature == 0 for p in params):
+        return np.asarray(greedy(logits))[: len(params)]
+    rows = [*params, *[SamplingParams()] * (logits.shape[0] - len(params))]
+    tokens = draw(
+        logits,
+        np.array([p.temperature for p in rows], np.float32),
+        np.array([p.top_p for p in rows], np.float32),
+        np.array([p.top_k for p in rows], np.int32),
+        np.array([p.seed for p in rows], np.uint32),
+        np.array([*positions, *[0] * (len(rows) - len(params))], np.int32),
+    )
+    return np.asarray(tokens)[: len(params)]
+
+
+@jax.jit
+def greedy(logits: jax.Array) -> jax.Array:
+    """The most likely token of each row: int32[R]."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+@jax.jit
+@jax.vmap
+def draw(
+    logits: jax.Array,
+    temperature: jax.Array,
+    top_p: jax.Array,
+    top_k: jax.Array,
+    seed: jax.Array,
+    position: jax.Array,
+) -> jax.Array:
+    """One draw per row from the truncated softmax (Gumbel-max); greedy where temperature is 0."""
+    scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
+    order = jnp.argsort(-scaled, stable=True)
+    ranked = scaled[order]
+    probs = jax.nn.softmax(ranked)
+    before = jnp.cumsum(probs) - probs
+    rank = jnp.arange(logits.shape[-1])
+    kept = (before < top_p) & ((top_k == 0) | (rank < top_k))
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    noisy = jnp.where(kept, ranked + jax.random.gumbel(key, ranked.shape), -jnp.inf)
+    choice = jnp.where(temperature > 0, jnp.argmax(noisy), 0)
+    return order[choice].astype(jnp.int32)
