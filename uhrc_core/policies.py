@@ -11,7 +11,7 @@ from uhrc_core.specs import ConfigTable, EvictionPolicySpec, NoOptions
 class SLRUOptions(ConfigTable):
     """Options of ``slru``."""
 
-    protect_hits: int = Field(2, ge=1, description="Hits after which a node is protected.")
+    protect_hits: int = Field(default=2, ge=1, description="Hits after which a node is protected.")
 
 
 BUILTIN_POLICIES: tuple[EvictionPolicySpec, ...] = (

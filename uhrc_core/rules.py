@@ -48,7 +48,8 @@ def rule(because: str, when: str = "", requires: str = "", forbids: str = "") ->
     )
 
 
-CORE_RULES: tuple[Rule, ...] = (
+#: The rules that speak of components alone.
+COMPONENT_RULES: tuple[Rule, ...] = (
     rule(
         "a match walks FULL data, and the other components only narrow it; add [components.full]",
         requires=FULL,
@@ -59,6 +60,10 @@ CORE_RULES: tuple[Rule, ...] = (
         when=SWA,
         forbids=RECURRENT,
     ),
+)
+
+CORE_RULES: tuple[Rule, ...] = (
+    *COMPONENT_RULES,
     rule(
         "a recurrent state exists only at the end of a forward, so with pages it must be taken at "
         "page-aligned track points; set components.recurrent.enable_extra_buffer = true, or "

@@ -1,0 +1,36 @@
+"""FullParams: the table ``[components.full]``."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field
+
+from uhrc_core.specs import ComponentParams, PositiveInt
+
+
+class FullParams(ComponentParams):
+    """The KV pool of the full-attention layers."""
+
+    attention: Literal["mha", "gqa", "mla"] | None = Field(
+        default=None, description="Kind of attention; checked against the model if both are given."
+    )
+    num_tokens: PositiveInt | None = Field(
+        default=None, description="Pool size per dp rank; unset: sized from [memory]."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Type of the cached values."
+    )
+    platform: Literal["cpu", "gpu", "tpu"] = Field(
+        default="cpu", description="Whose physical layout the pool has; a TPU pads small heads."
+    )
+
+    @property
+    def num_units(self) -> int | None:
+        return self.num_tokens
+
+    def with_num_units(self, num_units: int) -> Self:
+        return self.model_copy(update={"num_tokens": num_units})
+
+    def num_units_min(self, page_size: int, max_context_len: int) -> int:
+        return -(-max_context_len // page_size) * page_size

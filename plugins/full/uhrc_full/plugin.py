@@ -1,0 +1,3 @@
+"""What uhrc-full declares."""
+
+UHRC_API = (1, 0)

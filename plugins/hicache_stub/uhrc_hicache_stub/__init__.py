@@ -1,0 +1,1 @@
+"""HiCache hooks for UHRC that record and move nothing. Registers nothing yet."""

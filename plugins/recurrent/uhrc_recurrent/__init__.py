@@ -1,0 +1,1 @@
+"""Linear-recurrent attention for UHRC. Registers nothing yet."""

@@ -1,0 +1,1 @@
+"""Sliding-window attention for UHRC. Registers nothing yet."""

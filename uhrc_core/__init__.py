@@ -1,0 +1,1 @@
+"""Unified Hybrid Radix Cache: one prefix cache for full, window and recurrent attention."""

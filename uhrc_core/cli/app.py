@@ -1,0 +1,48 @@
+"""The typer application: the core's commands and those of the plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+from rich.console import Console
+
+from uhrc_core.cli.commands import check, describe, plugins, schema
+from uhrc_core.errors import PluginError
+from uhrc_core.plugins import PluginCatalog, installed_plugins
+
+CORE_COMMANDS: dict[str, Callable[..., None]] = {
+    "plugins": plugins,
+    "check": check,
+    "schema": schema,
+    "describe": describe,
+}
+
+
+def make_app() -> typer.Typer:
+    """Collect the commands. A plugin that cannot be loaded costs one line on stderr."""
+    app = typer.Typer(
+        help="Assemble, check and inspect a Unified Hybrid Radix Cache.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name, function in CORE_COMMANDS.items():
+        app.command(name)(function)
+    for name, function in _plugin_commands().items():
+        app.command(name)(function)
+    return app
+
+
+def _plugin_commands() -> dict[str, Callable[..., None]]:
+    stderr = Console(stderr=True, highlight=False, markup=False)
+    try:
+        catalog = installed_plugins()
+    except PluginError as error:
+        stderr.print(f"warning: {error}", style="yellow")
+        catalog = PluginCatalog([])
+    registry, broken = catalog.load_each(catalog.names)
+    for error in broken.values():
+        stderr.print(f"warning: {error}", style="yellow")
+    commands = registry.commands.items()
+    return {name: spec.function for name, spec in commands if name not in CORE_COMMANDS}

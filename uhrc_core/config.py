@@ -1,0 +1,107 @@
+"""The configuration: its tables and their keys.
+
+`uhrc_core.loading` makes them from a TOML file; `uhrc_core.resolve` settles what one table implies
+for another. They can also be made in Python: ``Config(cache=CacheConfig(page_size=16), ...)``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, SerializeAsAny
+
+from uhrc_core.specs import ComponentParams, ConfigPath, ConfigTable, PositiveInt
+
+DpSchedulePolicy = Literal["min_running_queue", "round_robin", "shape_aware", "cache_aware"]
+
+
+class CacheConfig(ConfigTable):
+    """The prefix cache as a whole."""
+
+    enable_unified_radix_tree: bool = Field(
+        default=False, description="Build the unified tree; off builds the plain caches of the baseline."
+    )
+    page_size: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=1, description="Tokens per page. The production path of recurrent models needs >= 128."
+    )
+    dp_size: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1, description="Data-parallel ranks, each with pools and prefixes of its own."
+    )
+    max_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=64, description="Requests that may run at the same time."
+    )
+    max_context_len: Annotated[int, Field(ge=1, le=2**24)] = Field(
+        default=8192, description="Tokens one request may hold, prompt and output."
+    )
+    eviction_policy: str = Field(
+        default="lru", description="Victim order: lru, lfu, slru, fifo, priority, or one of a plugin."
+    )
+    eviction_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the eviction policy."
+    )
+
+
+class SchedulerConfig(ConfigTable):
+    """What the cache and the engine's scheduler agree on."""
+
+    chunked_prefill_size: PositiveInt | None = Field(
+        default=None, description="Most prompt tokens of one request in one step; unset: no chunking."
+    )
+    dp_schedule_policy: DpSchedulePolicy = Field(
+        default="min_running_queue", description="How a request is given its dp rank."
+    )
+
+
+class MemoryConfig(ConfigTable):
+    """Memory that sizes the pools."""
+
+    hbm_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
+        default=None,
+        description="Device memory for the pools of one dp rank; sizes the pool that names no "
+        "size. Needs model.hf_config.",
+    )
+
+
+class ModelConfig(ConfigTable):
+    """The model the cache serves."""
+
+    hf_config: ConfigPath | None = Field(
+        default=None,
+        description="A Hugging Face config.json, relative to this file. Gives the layers, and the "
+        "components where [components] names none.",
+    )
+
+
+Table = TypeVar("Table", bound=ConfigTable)
+
+
+class Config(ConfigTable):
+    """A whole configuration. Every table has defaults.
+
+    Attributes:
+        components: ``[components.<name>]``, each of its plugin's ``params_model``.
+        tables: top-level tables that plugins declare.
+    """
+
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    components: dict[str, SerializeAsAny[ComponentParams]] = Field(default_factory=dict)
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    tables: dict[str, SerializeAsAny[ConfigTable]] = Field(default_factory=dict)
+
+    def table(self, table_model: type[Table]) -> Table:
+        """The plugin table of this model; one with its defaults if the file has none."""
+        for table in self.tables.values():
+            if isinstance(table, table_model):
+                return table
+        return table_model()
+
+
+#: The core's own top-level tables, ``components`` apart.
+CORE_TABLES: dict[str, type[ConfigTable]] = {
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "memory": MemoryConfig,
+    "model": ModelConfig,
+}
