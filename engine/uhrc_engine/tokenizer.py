@@ -13,7 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from uhrc_engine.weights.errors import TokenizerError
+from uhrc_engine.models.errors import TokenizerError
 from uhrc_engine.weights.gguf_file import GGUFFile, open_gguf
 from uhrc_engine.weights.hf_directory import read_json
 

@@ -12,15 +12,16 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from uhrc_engine.models.contract import Model
-from uhrc_engine.weights.errors import UnsupportedModelError
+from uhrc_engine.models.errors import UnsupportedModelError
 
 ENTRY_POINT_GROUP = "uhrc.models"
 
 
 def _built_in() -> dict[str, type[Model]]:
+    from uhrc_engine.models.deepseek_v2 import DeepseekV2
     from uhrc_engine.models.llama import Llama
 
-    return {name: family for family in (Llama,) for name in family.architectures}
+    return {name: family for family in (Llama, DeepseekV2) for name in family.architectures}
 
 
 def model_from_config(config: Mapping[str, Any]) -> Model:

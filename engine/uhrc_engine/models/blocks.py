@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uhrc_engine.models.contract import Params, StepInputs, TensorReader
-from uhrc_engine.weights.errors import UnsupportedModelError
+from uhrc_engine.models.errors import UnsupportedModelError
 
 HostArray = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_engine.weights.errors import UnsupportedModelError
+from uhrc_engine.models.errors import UnsupportedModelError
 
 Frequencies = npt.NDArray[np.float32]
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from uhrc_engine.models import model_from_config
 from uhrc_engine.models.contract import Model, Params
-from uhrc_engine.weights.errors import CheckpointError
+from uhrc_engine.models.errors import CheckpointError
 from uhrc_engine.weights.gguf_file import open_gguf
 from uhrc_engine.weights.hf_directory import SafetensorsSource, read_json
 from uhrc_engine.weights.reader import CheckpointReader, TensorSource

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 
-from uhrc_engine.weights.errors import CheckpointError, UnsupportedModelError
+from uhrc_engine.models.errors import CheckpointError, UnsupportedModelError
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",

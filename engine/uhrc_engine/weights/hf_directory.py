@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from uhrc_engine.weights.errors import CheckpointError
+from uhrc_engine.models.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

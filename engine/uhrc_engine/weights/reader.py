@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uhrc_engine.models.contract import TensorReader
-from uhrc_engine.weights.errors import (
+from uhrc_engine.models.errors import (
     MissingTensorError,
     TensorShapeError,
     UnexpectedTensorError,

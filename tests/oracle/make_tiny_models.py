@@ -1,0 +1,44 @@
+"""Makes goldens/tiny_models.npz: transformers' float32 logits of the tiny models of tiny.py.
+
+Run in an environment with torch and transformers:  python tests/oracle/make_tiny_models.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tiny
+
+
+def logits_of(name: str) -> np.ndarray:
+    """float32[GOLDEN_TOKENS, vocab] of one forward over the whole sequence."""
+    config = tiny.CONFIGS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        save_file(tiny.tensors(config), Path(folder, "model.safetensors"), {"format": "pt"})
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    wrong = {key: info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    assert not any(wrong.values()), wrong
+    ids = torch.tensor(tiny.golden_token_ids(name)[None].astype(np.int64))
+    with torch.no_grad():
+        return model.eval()(ids).logits[0].numpy()
+
+
+if __name__ == "__main__":
+    goldens = {name: logits_of(name) for name in tiny.CONFIGS}
+    for name, logits in goldens.items():
+        print(f"{name}: logits {logits.shape}, standard deviation {logits.std():.2f}")
+    target = Path(__file__).parent / "goldens" / "tiny_models.npz"
+    np.savez_compressed(target, **goldens)
+    print(f"{target.name}: {target.stat().st_size} bytes")
