@@ -1,1 +1,75 @@
-"""Unified Hybrid Radix Cache: one prefix cache for full, window and recurrent attention."""
+"""Unified Hybrid Radix Cache: one prefix cache for full, window and recurrent attention.
+
+import uhrc_core as uhrc
+
+cache = uhrc.build_kv_cache(uhrc.load_config("cache.toml"))
+match = cache.match_prefix(uhrc.MatchPrefixParams(key=uhrc.RadixKey([1, 2, 3])))
+"""
+
+from uhrc_core.assemble import build_kv_cache, make_device_pools
+from uhrc_core.config import Config
+from uhrc_core.errors import (
+    CacheError,
+    ConfigError,
+    InvalidIndexError,
+    InvalidKeyError,
+    InvalidParamsError,
+    InvariantError,
+    PluginError,
+    ReceiptError,
+    RequestError,
+    RequestTooLargeError,
+    StaleNodeError,
+    UHRCError,
+)
+from uhrc_core.key import RadixKey
+from uhrc_core.loading import load_config, parse_config
+from uhrc_core.node import ComponentType
+from uhrc_core.params import (
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
+from uhrc_core.resolve import resolve
+from uhrc_core.resolved import ResolvedConfig
+from uhrc_core.tree import UnifiedRadixCache
+
+__all__ = [
+    "CacheError",
+    "ComponentType",
+    "Config",
+    "ConfigError",
+    "DecLockRefParams",
+    "EvictParams",
+    "EvictResult",
+    "IncLockRefResult",
+    "InsertParams",
+    "InsertResult",
+    "InvalidIndexError",
+    "InvalidKeyError",
+    "InvalidParamsError",
+    "InvariantError",
+    "MatchPrefixParams",
+    "MatchResult",
+    "MissReason",
+    "PluginError",
+    "RadixKey",
+    "ReceiptError",
+    "RequestError",
+    "RequestTooLargeError",
+    "ResolvedConfig",
+    "StaleNodeError",
+    "UHRCError",
+    "UnifiedRadixCache",
+    "build_kv_cache",
+    "load_config",
+    "make_device_pools",
+    "parse_config",
+    "resolve",
+]

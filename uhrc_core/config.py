@@ -19,10 +19,12 @@ class CacheConfig(ConfigTable):
     """The prefix cache as a whole."""
 
     enable_unified_radix_tree: bool = Field(
-        default=False, description="Build the unified tree; off builds the plain caches of the baseline."
+        default=False,
+        description="Build the unified tree; off builds the plain caches of the baseline.",
     )
     page_size: Annotated[int, Field(ge=1, le=65536)] = Field(
-        default=1, description="Tokens per page. The production path of recurrent models needs >= 128."
+        default=1,
+        description="Tokens per page. The production path of recurrent models needs >= 128.",
     )
     dp_size: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=1, description="Data-parallel ranks, each with pools and prefixes of its own."
@@ -34,7 +36,8 @@ class CacheConfig(ConfigTable):
         default=8192, description="Tokens one request may hold, prompt and output."
     )
     eviction_policy: str = Field(
-        default="lru", description="Victim order: lru, lfu, slru, fifo, priority, or one of a plugin."
+        default="lru",
+        description="Victim order: lru, lfu, slru, fifo, priority, or one of a plugin.",
     )
     eviction_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of the eviction policy."
@@ -45,7 +48,8 @@ class SchedulerConfig(ConfigTable):
     """What the cache and the engine's scheduler agree on."""
 
     chunked_prefill_size: PositiveInt | None = Field(
-        default=None, description="Most prompt tokens of one request in one step; unset: no chunking."
+        default=None,
+        description="Most prompt tokens of one request in one step; unset: no chunking.",
     )
     dp_schedule_policy: DpSchedulePolicy = Field(
         default="min_running_queue", description="How a request is given its dp rank."

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from uhrc_core.config import CORE_TABLES, CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.plugins import installed_plugins
+from uhrc_core.plugins import installed_plugins, join_faults
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.registry import Registry
 from uhrc_core.rules import COMPONENT_RULES, violations
@@ -77,7 +77,7 @@ def parse_config(
     for override in overrides:
         _merge(raw, override, problems)
     components = _subtables(raw, problems)
-    registry, faults = _load_named(raw, components, environ)
+    registry, faults = _load_named(raw, components, environ, problems)
     reader = TableReader(base_dir)
     core = {
         name: reader.read(name, model, raw.get(name, {})) for name, model in CORE_TABLES.items()
@@ -95,13 +95,13 @@ def parse_config(
     problems += reader.problems
     if isinstance(cache := core["cache"], CacheConfig) and cache.eviction_policy not in faults:
         problems += policy_options(cache, registry)[1]
-    if not problems and faults:
-        raise PluginError("\n".join(str(fault) for fault in faults.values())) from next(
-            iter(faults.values())
-        )
-    if problems or faults:
-        matrix = violations(components, COMPONENT_RULES) if components else ()
-        raise ConfigError([*problems, *map(str, faults.values()), *matrix])
+    if (problems or faults) and components:
+        # The rest of the matrix needs sound tables; `resolve` judges it.
+        problems += violations(components, COMPONENT_RULES)
+    if problems:
+        raise ConfigError([*problems, *map(str, faults.values())])
+    if faults:
+        raise join_faults(faults.values())
     return Config.model_validate({**core, "components": params, "tables": extra})
 
 
@@ -155,20 +155,42 @@ def _problem(prefix: str, model: type[BaseModel], item: Any) -> str:
 
 
 def _load_named(
-    raw: RawTable, components: Iterable[str], environ: Mapping[str, str]
+    raw: RawTable, components: Iterable[str], environ: Mapping[str, str], problems: list[str]
 ) -> tuple[Registry, dict[str, PluginError]]:
     """Load the plugins the tables name; what cannot be loaded comes with its key."""
-    keys = {name: f"components.{name}" for name in components}
+    catalog = installed_plugins(environ)
+    keys: dict[str, str] = {}
+    if (policy := _plugin_policy(raw)) and policy in catalog.names:
+        keys[policy] = "cache.eviction_policy"
+    own_tables = {*CORE_TABLES, "components"}
+    for name in sorted(raw.keys() - own_tables):
+        close = get_close_matches(name, own_tables, n=1)
+        if close and name not in catalog.names:
+            problems.append(f"{name}: unknown table; did you mean [{close[0]}]?")
+        else:
+            keys[name] = name
+    keys |= {name: f"components.{name}" for name in components}
+    registry, broken = catalog.load_each(keys)
+    for name in keys:
+        brought = registry.components if name in components else {**registry.tables, policy: None}
+        if name not in broken and name not in brought:
+            kind = "component" if name in components else "table"
+            problems.append(f"{keys[name]}: the plugin {name!r} brings no {kind} of that name")
+    return registry, {name: _at_key(keys[name], error) for name, error in broken.items()}
+
+
+def _plugin_policy(raw: RawTable) -> str | None:
+    """The eviction policy that the tables name, unless it is built in."""
     cache = raw.get("cache")
     policy = cast(RawTable, cache).get("eviction_policy") if isinstance(cache, dict) else None
-    builtin = {spec.name for spec in BUILTIN_POLICIES}
-    catalog = installed_plugins(environ)
-    if isinstance(policy, str) and policy not in builtin and policy in catalog.names:
-        keys[policy] = "cache.eviction_policy"
-    keys |= {name: name for name in raw if name not in CORE_TABLES and name != "components"}
-    registry, broken = catalog.load_each(keys)
-    faults = {name: PluginError(f"{keys[name]}: {error}") for name, error in broken.items()}
-    return registry, faults
+    builtin = [spec.name for spec in BUILTIN_POLICIES]
+    return policy if isinstance(policy, str) and policy not in builtin else None
+
+
+def _at_key(key: str, error: PluginError) -> PluginError:
+    located = PluginError(f"{key}: {error}")
+    located.__cause__ = error
+    return located
 
 
 def _subtables(raw: RawTable, problems: list[str]) -> dict[str, object]:

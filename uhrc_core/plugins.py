@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from types import ModuleType
 
 from uhrc_core.errors import PluginError
@@ -53,9 +53,7 @@ class PluginCatalog:
         limit: if given, only these names can be loaded (``UHRC_PLUGINS``).
     """
 
-    def __init__(
-        self, entries: Iterable[PluginEntry], limit: frozenset[str] | None = None
-    ) -> None:
+    def __init__(self, entries: Iterable[PluginEntry], limit: frozenset[str] | None = None) -> None:
         self.entries = tuple(sorted(entries, key=lambda e: (e.name, e.distribution)))
         self._limit = limit
 
@@ -84,25 +82,22 @@ class PluginCatalog:
         Raises:
             PluginError: a name that is not installed, claimed twice, or whose plugin is broken.
         """
-        modules = {entry.target: (entry, _import(entry)) for entry in map(self._entry, names)}
-        registry = Registry()
-        for target in sorted(modules):
-            entry, module = modules[target]
-            registry.register(str(entry), module, self._names_of(target))
+        registry, broken = self.load_each(names)
+        if broken:
+            raise join_faults(broken.values())
         return registry
 
     def load_each(self, names: Iterable[str]) -> tuple[Registry, dict[str, PluginError]]:
         """`load` what can be loaded; the other names with what is wrong with each."""
+        registry = Registry()
         broken: dict[str, PluginError] = {}
-        sound: list[str] = []
-        for name in names:
+        for name in sorted(names):
             try:
-                self.load([name])
+                entry = self._entry(name)
+                registry.register(str(entry), _import(entry), self._names_of(entry.target))
             except PluginError as error:
                 broken[name] = error
-            else:
-                sound.append(name)
-        return self.load(sound), broken
+        return registry, broken
 
     def _names_of(self, target: str) -> frozenset[str]:
         return frozenset(entry.name for entry in self.entries if entry.target == target)
@@ -119,7 +114,7 @@ class PluginCatalog:
             return f"plugin {name!r} is installed, but {ENV_LIMIT} leaves it out; add it there"
         message = f"plugin {name!r} is not installed"
         if distribution := _KNOWN_DISTRIBUTIONS.get(name):
-            return f"{message}; run: pip install {distribution}"
+            return message + _how_to_get(distribution, name)
         if close := get_close_matches(name, self.names, n=1):
             return f"{message}; did you mean {close[0]!r}?"
         installed = ", ".join(self.names) or "none"
@@ -127,6 +122,16 @@ class PluginCatalog:
             f"{message}; installed are: {installed}. Install the distribution that registers "
             f"{name!r} in the entry-point group {GROUP!r}"
         )
+
+
+def join_faults(faults: Iterable[PluginError]) -> PluginError:
+    """One error for one or several, a line each; its cause is the first one's."""
+    faults = list(faults)
+    if len(faults) == 1:
+        return faults[0]
+    joined = PluginError("\n".join(map(str, faults)))
+    joined.__cause__ = faults[0]
+    return joined
 
 
 def installed_plugins(environ: Mapping[str, str] = os.environ) -> PluginCatalog:
@@ -147,6 +152,17 @@ def installed_plugins(environ: Mapping[str, str] = os.environ) -> PluginCatalog:
             f"{installed}. Correct or unset {ENV_LIMIT}"
         )
     return catalog
+
+
+def _how_to_get(distribution: str, name: str) -> str:
+    try:
+        present = version(distribution)
+    except PackageNotFoundError:
+        return f"; run: pip install {distribution}"
+    return (
+        f"; {distribution} {present} is there but does not bring {name!r} yet, a later version "
+        f"may: pip install --upgrade {distribution}"
+    )
 
 
 def _entry_of(point: EntryPoint) -> PluginEntry:

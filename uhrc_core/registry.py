@@ -7,7 +7,7 @@ the plugin's name and not where the record is used.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from uhrc_core.specs import (
 EVICTION_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
 
 Record = TypeVar("Record")
-Named = TypeVar("Named", ComponentSpec, EvictionPolicySpec, ConfigTableSpec, CliCommandSpec)
+Named = ComponentSpec | EvictionPolicySpec | ConfigTableSpec | CliCommandSpec
 
 
 class Registry:
@@ -53,7 +53,7 @@ class Registry:
         self._manager.add_hookspecs(hookspecs)
 
     def register(self, label: str, module: ModuleType, claimed: frozenset[str]) -> None:
-        """Take over what a plugin module declares.
+        """Take over what a plugin module declares; all of it or, when it raises, nothing.
 
         Args:
             label: how messages call the plugin.
@@ -64,27 +64,56 @@ class Registry:
             PluginError: a misspelt or unmarked hook, a hook that raises or returns something else,
                 a record that is not valid, a name taken by another plugin.
         """
+        if self._manager.is_registered(module):
+            return
         self._check_hook_names(label, module)
         try:
             self._manager.register(module, name=label)
         except pluggy.PluginValidationError as error:
             raise PluginError(f"{label}: {error}; correct the hook's parameters") from error
+        try:
+            self._take_over(label, module, claimed)
+        except PluginError:
+            self._manager.unregister(module)
+            raise
+
+    def _take_over(self, label: str, module: ModuleType, claimed: frozenset[str]) -> None:
         components = self._records(label, "uhrc_component_specs", ComponentSpec)
-        for spec in components:
-            _check_component(label, spec)
         policies = self._records(label, "uhrc_eviction_policies", EvictionPolicySpec)
         tables = self._records(label, "uhrc_config_tables", ConfigTableSpec)
+        commands = self._records(label, "uhrc_cli_commands", CliCommandSpec)
+        rules = self._records(label, "uhrc_combination_rules", Rule)
+        for spec in components:
+            _check_component(label, spec)
         for record in (*components, *policies, *tables):
             if record.name not in claimed:
                 raise PluginError(
                     f"{label} declares {record.name!r} but is not registered under that name; add "
                     f"the entry point {record.name} = {module.__name__!r} to its pyproject.toml"
                 )
-        _add(label, self.components, components)
-        _add(label, self.policies, policies)
-        _add(label, self.tables, tables)
-        _add(label, self.commands, self._records(label, "uhrc_cli_commands", CliCommandSpec))
-        self.rules += tuple(self._records(label, "uhrc_combination_rules", Rule))
+        _check_new(label, self.components, components)
+        _check_new(label, self.policies, policies)
+        _check_new(label, self.tables, tables)
+        _check_new(label, self.commands, commands)
+        self.components |= {spec.name: spec for spec in components}
+        self.policies |= {spec.name: spec for spec in policies}
+        self.tables |= {spec.name: spec for spec in tables}
+        self.commands |= {spec.name: spec for spec in commands}
+        self.rules += tuple(rules)
+
+    @property
+    def brought(self) -> list[str]:
+        """What plugins brought, as ``component full``: kind and name, in a fixed order."""
+        named = {
+            "component": self.components,
+            "policy": self.policies.keys() - {spec.name for spec in BUILTIN_POLICIES},
+            "table": self.tables,
+            "command": self.commands,
+        }
+        brought = [f"{kind} {name}" for kind, names in named.items() for name in sorted(names)]
+        extra_rules = len(self.rules) - len(CORE_RULES)
+        knows_models = bool(self._manager.hook.uhrc_layer_kinds.get_hookimpls())
+        return brought + ["layer kinds"] * knows_models + ["rules"] * bool(extra_rules)
 
     def layer_kinds(self, hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
         """The layers of a model, or ``None`` when no loaded plugin knows it.
@@ -161,11 +190,12 @@ def _check_component(label: str, spec: ComponentSpec) -> None:
         )
 
 
-def _add(label: str, known: dict[str, Named], records: Sequence[Named]) -> None:
+def _check_new(label: str, known: Mapping[str, object], records: Iterable[Named]) -> None:
+    names = set(known)
     for record in records:
-        if record.name in known:
+        if record.name in names:
             raise PluginError(
                 f"{label} declares {type(record).__name__} {record.name!r}, which exists already; "
                 "rename it"
             )
-        known[record.name] = record
+        names.add(record.name)

@@ -110,9 +110,7 @@ CORE_RULES: tuple[Rule, ...] = (
 def violations(features: Iterable[str], rules: Iterable[Rule] = CORE_RULES) -> tuple[str, ...]:
     """Every broken rule, in the order of ``rules``, each as one line with its reason. Pure."""
     present = frozenset(features)
-    return tuple(
-        line for each in rules if each.when <= present for line in _broken(each, present)
-    )
+    return tuple(line for each in rules if each.when <= present for line in _broken(each, present))
 
 
 def _broken(each: Rule, present: frozenset[str]) -> Iterable[str]:

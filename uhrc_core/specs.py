@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
@@ -40,7 +40,13 @@ class ConfigTable(BaseModel):
 
 
 class ComponentParams(ConfigTable):
-    """Base of the ``[components.<name>]`` tables; all sizes are per dp rank."""
+    """Base of the ``[components.<name>]`` tables; all sizes are per dp rank.
+
+    Attributes:
+        size_key: the key that sets the pool's size, such as ``num_tokens``.
+    """
+
+    size_key: ClassVar[str]
 
     @property
     @abstractmethod
@@ -48,8 +54,8 @@ class ComponentParams(ConfigTable):
         """Tokens (FULL, SWA) or slots (RECURRENT) of the pool; ``None``: size it from memory."""
 
     @abstractmethod
-    def with_num_units(self, num_units: int) -> Self:
-        """A copy whose pool has this size."""
+    def with_num_units(self, num_units: int, page_size: int) -> Self:
+        """A copy with the largest valid pool of at most ``num_units``: whole pages of tokens."""
 
     @abstractmethod
     def num_units_min(self, page_size: int, max_context_len: int) -> int:

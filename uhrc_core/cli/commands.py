@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from uhrc_core.cli.options import with_config
+from uhrc_core.cli.describe import description, print_description
+from uhrc_core.cli.options import fail, with_config
 from uhrc_core.config import Config
+from uhrc_core.errors import PluginError
+from uhrc_core.plugins import PluginCatalog, PluginEntry, installed_plugins
+from uhrc_core.resolve import resolve
+from uhrc_core.schema import config_schema
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plugins(as_json: Json = False) -> None:
     """List the installed plugins and what is wrong with any."""
+    try:
+        catalog = installed_plugins()
+    except PluginError as error:
+        fail(error)
+    rows = [_plugin_row(catalog, entry) for entry in catalog.entries]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "distribution", "version", "module", "brings")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["distribution"],
+            row["version"],
+            row["module"],
+            ", ".join(row["brings"]),
+        )
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(table if rows else "no plugins; run: pip install uhrc-full")
+    for problem in dict.fromkeys(row["problem"] for row in rows if row["problem"]):
+        console.print(problem)
 
 
 @with_config
 def check(config: Config) -> None:
-    """Check a config; print every problem with its key."""
-    typer.echo("ok")
+    """Check a config: print every problem with its key."""
+    resolved = resolve(config)
+    names = ", ".join(part.spec.name for part in resolved.components)
+    typer.echo(f"ok: page_size {config.cache.page_size}, components {names}")
 
 
 def schema() -> None:
-    """Print the JSON Schema of the config, the installed plugins' tables included."""
+    """Print the JSON Schema of the config, installed plugins included."""
+    catalog = installed_plugins()
+    registry, _ = catalog.load_each(catalog.names)
+    typer.echo(json.dumps(config_schema(registry), indent=2))
 
 
 @with_config
 def describe(config: Config, as_json: Json = False) -> None:
-    """Show what a config assembles: components, pools with bytes, matrix verdict."""
+    """Show what a config assembles: components, pools with bytes, kernels."""
+    facts = description(resolve(config))
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        print_description(facts)
+
+
+def _plugin_row(catalog: PluginCatalog, entry: PluginEntry) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "module": entry.target,
+        "brings": [],
+        "problem": None,
+    }
+    try:
+        registry = catalog.load([entry.name])
+    except PluginError as error:
+        row["problem"] = str(error)
+    else:
+        row["brings"] = registry.brought
+    return row

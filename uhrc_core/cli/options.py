@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.loading import load_config
 
@@ -60,7 +59,7 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def fail(error: ConfigError | PluginError) -> None:
+def fail(error: ConfigError | PluginError) -> NoReturn:
     """Print what is wrong, one problem a line, and leave with status 1."""
     stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     problems = error.problems if isinstance(error, ConfigError) else str(error).splitlines()

@@ -12,6 +12,8 @@ from uhrc_core.specs import ComponentParams, PositiveInt
 class FullParams(ComponentParams):
     """The KV pool of the full-attention layers."""
 
+    size_key = "num_tokens"
+
     attention: Literal["mha", "gqa", "mla"] | None = Field(
         default=None, description="Kind of attention; checked against the model if both are given."
     )
@@ -29,8 +31,8 @@ class FullParams(ComponentParams):
     def num_units(self) -> int | None:
         return self.num_tokens
 
-    def with_num_units(self, num_units: int) -> Self:
-        return self.model_copy(update={"num_tokens": num_units})
+    def with_num_units(self, num_units: int, page_size: int) -> Self:
+        return self.model_copy(update={"num_tokens": num_units - num_units % page_size})
 
     def num_units_min(self, page_size: int, max_context_len: int) -> int:
         return -(-max_context_len // page_size) * page_size

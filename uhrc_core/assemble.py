@@ -1,0 +1,78 @@
+"""From a configuration to a cache and its device pools: plain objects, no pluggy, no config.
+
+resolved = resolve(load_config("cache.toml"))
+cache = build_kv_cache(resolved)              # control plane, no jax
+pools = make_device_pools(resolved)           # device plane
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.component import TreeComponent
+from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.resolve import resolve
+from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
+from uhrc_core.tree import UnifiedRadixCache
+
+
+def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
+    """The prefix cache a configuration describes.
+
+    Raises:
+        ConfigError: with every problem found.
+        PluginError: a plugin is missing, broken, or its factory raised.
+    """
+    resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
+    cache = resolved.config.cache
+    return UnifiedRadixCache(
+        components=[_make_component(part) for part in resolved.components],
+        page_size=cache.page_size,
+        dp_size=cache.dp_size,
+        max_requests=cache.max_requests,
+        max_context_len=cache.max_context_len,
+    )
+
+
+def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:
+    """Allocate the pool of every component, by component name. Imports jax.
+
+    Args:
+        options: passed on to each ``make_device_pool``, e.g. ``mesh``.
+
+    Raises:
+        ConfigError: the model is not known, so the pools have no shape.
+        PluginError: a plugin's factory raised.
+    """
+    if any(not part.layers for part in resolved.components):
+        raise ConfigError(
+            "model.hf_config: not set, so the pools have no shape; set it, or pass hf_config to "
+            "resolve"
+        )
+    return {
+        part.spec.name: call_factory(
+            part.spec.name,
+            "make_device_pool",
+            part.spec.make_device_pool,
+            part.params,
+            part.context,
+            part.layers,
+            **options,
+        )
+        for part in resolved.components
+    }
+
+
+def _make_component(part: ResolvedComponent) -> TreeComponent:
+    spec = part.spec
+    component = call_factory(
+        spec.name, "make_component", spec.make_component, part.params, part.context
+    )
+    if not isinstance(component, TreeComponent) or component.kind is not spec.kind:
+        raise PluginError(
+            f"components.{spec.name}: make_component returned {component!r}, which is no "
+            f"TreeComponent of kind {spec.kind.name}; report this to the plugin's author"
+        )
+    return component

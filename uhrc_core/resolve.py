@@ -1,0 +1,170 @@
+"""Settling a configuration: what one table, the model or the plugins imply for another.
+
+`resolve` is the one place where defaults that depend on something are filled in, and where tables
+that are right by themselves are found not to fit together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from uhrc_core.component import ComponentContext
+from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError
+from uhrc_core.loading import TableReader, policy_options
+from uhrc_core.model_layers import read_model_layers
+from uhrc_core.node import ComponentType
+from uhrc_core.plan import LayerKind
+from uhrc_core.plugins import PluginCatalog, installed_plugins
+from uhrc_core.policies import BUILTIN_POLICIES
+from uhrc_core.registry import Registry
+from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
+from uhrc_core.rules import PAGED, violations
+from uhrc_core.sizing import PoolSizing
+from uhrc_core.specs import ComponentParams
+
+_REQUEST_TABLE_MAX = 2**32
+
+
+def resolve(
+    config: Config,
+    *,
+    hf_config: Mapping[str, Any] | None = None,
+    engine_features: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> ResolvedConfig:
+    """Settle every default and check that all fits together. Imports plugins, no jax.
+
+    Args:
+        hf_config: the model's config.json, for a caller that has it; else ``model.hf_config``.
+        engine_features: what the engine around the cache does, ``speculative_decoding`` or
+            ``mixed_chunked_prefill``; the combination matrix judges them.
+
+    Raises:
+        ConfigError: with every problem found.
+        PluginError: a plugin is missing, broken, or its factory raised.
+    """
+    return _Resolver(config, installed_plugins(environ)).run(hf_config, frozenset(engine_features))
+
+
+class _Resolver:
+    """One run of `resolve`; gathers ``problems`` as it goes."""
+
+    def __init__(self, config: Config, catalog: PluginCatalog) -> None:
+        self.config = config
+        self.catalog = catalog
+        self.problems: list[str] = []
+
+    def run(
+        self, hf_config: Mapping[str, Any] | None, engine_features: frozenset[str]
+    ) -> ResolvedConfig:
+        layers, everything = read_model_layers(self.config, hf_config, self.catalog, self.problems)
+        registry = self._registry()
+        tables = dict(self.config.components)
+        if not tables and layers:
+            tables = self._pick(layers, everything)
+            registry = everything
+        elif not tables and not self.problems:
+            self.problems.append("components: none named; add one, or set model.hf_config")
+        self._check_cache()
+        parts = self._parts(tables, layers, registry)
+        self._check_kinds(parts, layers)
+        if tables:
+            self.problems += violations(self._features(parts) | engine_features, registry.rules)
+        if not self.problems:
+            sizing = PoolSizing(self.config.cache, self.config.memory.hbm_bytes)
+            parts = sizing.size(parts)
+            self.problems += sizing.problems
+        if self.problems:
+            raise ConfigError(self.problems)
+        settled = {part.spec.name: part.params for part in parts}
+        return ResolvedConfig(self.config.model_copy(update={"components": settled}), parts)
+
+    def _registry(self) -> Registry:
+        policy = self.config.cache.eviction_policy
+        builtin = [spec.name for spec in BUILTIN_POLICIES]
+        named = [*self.config.components]
+        if policy not in builtin and policy in self.catalog.names:
+            named.append(policy)
+        return self.catalog.load(named)
+
+    def _pick(self, layers: Sequence[LayerKind], registry: Registry) -> dict[str, ComponentParams]:
+        """The components that the model's layers ask for, with their default tables."""
+        reader = TableReader()
+        picked: dict[str, ComponentParams] = {}
+        for kind in sorted({layer.component for layer in layers}):
+            specs = [spec for spec in registry.components.values() if spec.kind is kind]
+            if len(specs) != 1:
+                names = ", ".join(spec.name for spec in specs) or "none"
+                self.problems.append(
+                    f"components: the model has {kind.name} layers, and the installed components "
+                    f"of that kind are: {names}; name one as [components.<name>]"
+                )
+                continue
+            name = specs[0].name
+            params = reader.read(f"components.{name}", specs[0].params_model, {})
+            if isinstance(params, ComponentParams):
+                picked[name] = params
+        self.problems += reader.problems
+        return picked
+
+    def _parts(
+        self,
+        tables: Mapping[str, ComponentParams],
+        layers: Sequence[LayerKind],
+        registry: Registry,
+    ) -> tuple[ResolvedComponent, ...]:
+        cache = self.config.cache
+        options, problems = policy_options(cache, registry)
+        self.problems += problems
+        if options is None:
+            return ()
+        policy = registry.policies[cache.eviction_policy]
+        parts: list[ResolvedComponent] = []
+        for name, params in tables.items():
+            spec = registry.components[name]
+            victim_order = call_factory(name, "make_policy", policy.make_policy, options)
+            context = ComponentContext(cache.page_size, cache.dp_size, victim_order)
+            own = tuple(layer for layer in layers if layer.component is spec.kind)
+            parts.append(ResolvedComponent(spec, params, context, own, None))
+        return tuple(sorted(parts, key=lambda part: part.spec.kind))
+
+    def _check_cache(self) -> None:
+        cache = self.config.cache
+        if not cache.enable_unified_radix_tree:
+            self.problems.append(
+                "cache.enable_unified_radix_tree = false: this version has no other cache than the "
+                "unified tree; set it to true, or pass --enable-unified-radix-tree"
+            )
+        entries = cache.max_requests * cache.max_context_len
+        if entries > _REQUEST_TABLE_MAX:
+            self.problems.append(
+                f"cache.max_requests * cache.max_context_len = {entries}: the request table is "
+                f"limited to {_REQUEST_TABLE_MAX} entries of 4 bytes; lower one of them"
+            )
+
+    def _check_kinds(self, parts: Sequence[ResolvedComponent], layers: Sequence[LayerKind]) -> None:
+        for kind in ComponentType:
+            names = [part.spec.name for part in parts if part.spec.kind is kind]
+            if len(names) > 1:
+                self.problems.append(
+                    f"components: {' and '.join(names)} are both {kind.name}; keep one of them"
+                )
+            modelled = any(layer.component is kind for layer in layers)
+            if layers and names and not modelled:
+                self.problems.append(
+                    f"components.{names[0]}: the model has no {kind.name} layer; remove the table"
+                )
+            if modelled and not names:
+                self.problems.append(
+                    f"components: the model has {kind.name} layers; add a table for them"
+                )
+
+    def _features(self, parts: Iterable[ResolvedComponent]) -> frozenset[str]:
+        page_size = self.config.cache.page_size
+        features = {PAGED} if page_size > 1 else set[str]()
+        for part in parts:
+            features |= {part.spec.kind.name.lower(), *part.params.features(page_size)}
+        return frozenset(features)

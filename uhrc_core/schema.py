@@ -1,0 +1,35 @@
+"""The config as JSON Schema, with the tables of the given plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, create_model
+
+from uhrc_core.config import CORE_TABLES
+from uhrc_core.registry import Registry
+from uhrc_core.specs import ConfigTable
+
+
+def config_schema(registry: Registry) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a config file."""
+    components = create_model(
+        "ComponentTables",
+        __base__=ConfigTable,
+        __doc__="What the tree caches, one table a component.",
+        **_optional({name: spec.params_model for name, spec in registry.components.items()}),
+    )
+    tables = {name: spec.table_model for name, spec in registry.tables.items()}
+    model = create_model(
+        "UHRCConfig",
+        __base__=ConfigTable,
+        __doc__="Configuration of a Unified Hybrid Radix Cache.",
+        **_optional({**CORE_TABLES, "components": components, **tables}),
+    )
+    schema = model.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _optional(tables: dict[str, Any]) -> dict[str, Any]:
+    """Fields for tables that may be left out; the default is not part of the schema."""
+    return {name: (model, Field(default_factory=dict)) for name, model in tables.items()}

@@ -1,0 +1,116 @@
+"""How large each pool is: what the config says, checked, or what the memory holds.
+
+What the config sizes is taken first; one pool may be left open and gets the rest of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from uhrc_core.config import CacheConfig
+from uhrc_core.errors import ConfigError
+from uhrc_core.plan import PoolPlan
+from uhrc_core.resolved import ResolvedComponent, call_factory
+from uhrc_core.specs import INDEX_MAX
+
+
+class PoolSizing:
+    """Sizes and plans the pools of a configuration.
+
+    Args:
+        hbm_bytes: device memory for the pools of one dp rank, if known.
+
+    Attributes:
+        problems: what `size` found wrong.
+    """
+
+    def __init__(self, cache: CacheConfig, hbm_bytes: int | None) -> None:
+        self.problems: list[str] = []
+        self._cache = cache
+        self._hbm_bytes = hbm_bytes
+
+    def size(self, parts: Sequence[ResolvedComponent]) -> tuple[ResolvedComponent, ...]:
+        """The parts with every size set and, where the model is known, every pool planned.
+
+        Incomplete when it notes ``problems``.
+        """
+        unsized = [part for part in parts if part.params.num_units is None]
+        planned = {part.spec.name: self._checked(part) for part in parts if part not in unsized}
+        for part in unsized:
+            if self._hbm_bytes is None or not part.layers or len(unsized) > 1:
+                self.problems.append(
+                    f"components.{part.spec.name}.{part.params.size_key}: not set; set it, or set "
+                    "memory.hbm_bytes and model.hf_config to have one pool sized"
+                )
+            else:
+                left = self._hbm_bytes - self._num_bytes(planned.values())
+                planned[part.spec.name] = self._filling(part, left)
+        used = self._num_bytes(planned.values())
+        if self._hbm_bytes is not None and used > self._hbm_bytes and not self.problems:
+            self.problems.append(
+                f"memory.hbm_bytes = {self._hbm_bytes}: the pools of one dp rank take {used}; make "
+                "them smaller"
+            )
+        return tuple(planned[part.spec.name] for part in parts if part.spec.name in planned)
+
+    def _filling(self, part: ResolvedComponent, num_bytes: int) -> ResolvedComponent:
+        """The part with the largest pool that ``num_bytes`` hold on one dp rank."""
+        num_min = self._num_units_min(part)
+        smallest = self._with_num_units(part, num_min)
+        bytes_min = self._num_bytes([smallest])
+        num_units = num_bytes * num_min // bytes_min if bytes_min else 0
+        if self.problems:
+            return part
+        if num_units < num_min:
+            self.problems.append(
+                f"memory.hbm_bytes = {self._hbm_bytes}: leaves {num_bytes} bytes for "
+                f"components.{part.spec.name}, where one request of cache.max_context_len = "
+                f"{self._cache.max_context_len} tokens needs {bytes_min}; raise it, or lower "
+                "cache.max_context_len"
+            )
+            return part
+        return self._with_num_units(part, min(num_units, INDEX_MAX))
+
+    def _checked(self, part: ResolvedComponent) -> ResolvedComponent:
+        """The part planned, after checking the size that its table gives."""
+        cache, num_units = self._cache, part.params.num_units
+        assert num_units is not None
+        key = f"components.{part.spec.name}.{part.params.size_key} = {num_units}"
+        whole = part.params.with_num_units(num_units, cache.page_size).num_units
+        num_min = self._num_units_min(part)
+        if whole != num_units:
+            self.problems.append(
+                f"{key}: not whole pages of cache.page_size = {cache.page_size}; "
+                f"{whole or cache.page_size} would be"
+            )
+        if num_units < num_min:
+            self.problems.append(
+                f"{key}: one request of cache.max_context_len = {cache.max_context_len} tokens "
+                f"needs {num_min}; raise it, or lower cache.max_context_len"
+            )
+        return part if self.problems else self._planned(part)
+
+    def _with_num_units(self, part: ResolvedComponent, num_units: int) -> ResolvedComponent:
+        params = part.params.with_num_units(num_units, self._cache.page_size)
+        return self._planned(replace(part, params=params))
+
+    def _planned(self, part: ResolvedComponent) -> ResolvedComponent:
+        if not part.layers:
+            return part
+        spec = part.spec
+        try:
+            pool: PoolPlan = call_factory(
+                spec.name, "plan_pool", spec.plan_pool, part.params, part.context, part.layers
+            )
+        except ConfigError as error:
+            self.problems += [f"components.{spec.name}: {line}" for line in error.problems]
+            return part
+        return replace(part, pool=pool)
+
+    def _num_bytes(self, parts: Iterable[ResolvedComponent]) -> int:
+        """Bytes of the planned pools on one dp rank."""
+        return sum(part.pool.num_bytes for part in parts if part.pool) // self._cache.dp_size
+
+    def _num_units_min(self, part: ResolvedComponent) -> int:
+        return part.params.num_units_min(self._cache.page_size, self._cache.max_context_len)
