@@ -42,7 +42,7 @@ class PluginEntry:
     version: str
 
     def __str__(self) -> str:
-        return f"plugin {self.name!r} ({self.distribution} {self.version}, {self.target})"
+        return f"{self.distribution} {self.version} ({self.target})"
 
 
 class PluginCatalog:
@@ -63,14 +63,11 @@ class PluginCatalog:
         usable = {entry.name for entry in self.entries}
         return tuple(sorted(usable if self._limit is None else usable & self._limit))
 
-    def conflict(self, name: str) -> str | None:
-        """The message about two distributions that claim ``name``, if they do."""
+    def _conflict(self, name: str) -> str | None:
         claims = [entry for entry in self.entries if entry.name == name]
         if len(claims) < 2:
             return None
-        owners = " and ".join(
-            f"{entry.distribution} {entry.version} ({entry.target})" for entry in claims
-        )
+        owners = " and ".join(map(str, claims))
         return (
             f"plugin name {name!r} is claimed by {owners}; uninstall one of them, or ask its "
             "author for another name"
@@ -94,18 +91,23 @@ class PluginCatalog:
         for name in sorted(names):
             try:
                 entry = self._entry(name)
-                registry.register(str(entry), _import(entry), self._names_of(entry.target))
+                registry.register(str(entry), _import(entry), frozenset(self.names_of(entry)))
             except PluginError as error:
                 broken[name] = error
         return registry, broken
 
-    def _names_of(self, target: str) -> frozenset[str]:
-        return frozenset(entry.name for entry in self.entries if entry.target == target)
+    def names_of(self, entry: PluginEntry) -> tuple[str, ...]:
+        """All names under which its distribution registers the entry's module."""
+        return tuple(
+            other.name
+            for other in self.entries
+            if (other.distribution, other.target) == (entry.distribution, entry.target)
+        )
 
     def _entry(self, name: str) -> PluginEntry:
         if name not in self.names:
             raise PluginError(self._missing(name))
-        if message := self.conflict(name):
+        if message := self._conflict(name):
             raise PluginError(message)
         return next(entry for entry in self.entries if entry.name == name)
 
@@ -176,14 +178,15 @@ def _import(entry: PluginEntry) -> ModuleType:
         module = import_module(entry.target)
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{entry} does not import: {type(error).__name__}: {error}. Upgrade or reinstall "
-            f"{entry.distribution}, or take {entry.name!r} out of the config"
+            f"plugin {entry.name!r} of {entry} does not import: {type(error).__name__}: {error}. "
+            f"Upgrade or reinstall {entry.distribution}, or take {entry.name!r} out of the config"
         ) from error
     api = vars(module).get("UHRC_API")
     if not _compatible(api):
         raise PluginError(
-            f"{entry} declares UHRC_API = {api!r}, but this uhrc-core speaks {UHRC_API}: install "
-            f"versions of {entry.distribution} and uhrc-core made for each other"
+            f"plugin {entry.name!r} of {entry} declares UHRC_API = {api!r}, but this uhrc-core "
+            f"speaks {UHRC_API}: install versions of {entry.distribution} and uhrc-core made for "
+            "each other"
         )
     return module
 

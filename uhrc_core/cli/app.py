@@ -35,14 +35,14 @@ def make_app() -> typer.Typer:
 
 
 def _plugin_commands() -> dict[str, Callable[..., None]]:
-    stderr = Console(stderr=True, highlight=False, markup=False)
+    stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     try:
         catalog = installed_plugins()
     except PluginError as error:
         stderr.print(f"warning: {error}", style="yellow")
         catalog = PluginCatalog([])
     registry, broken = catalog.load_each(catalog.names)
-    for error in broken.values():
-        stderr.print(f"warning: {error}", style="yellow")
+    for message in dict.fromkeys(map(str, broken.values())):
+        stderr.print(f"warning: {message}", style="yellow")
     commands = registry.commands.items()
     return {name: spec.function for name, spec in commands if name not in CORE_COMMANDS}

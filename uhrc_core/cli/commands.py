@@ -26,23 +26,20 @@ def plugins(as_json: Json = False) -> None:
         catalog = installed_plugins()
     except PluginError as error:
         fail(error)
-    rows = [_plugin_row(catalog, entry) for entry in catalog.entries]
+    modules = {(entry.distribution, entry.target): entry for entry in catalog.entries}
+    rows = [_plugin_row(catalog, entry) for entry in modules.values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("name", "distribution", "version", "module", "brings")
+    table = Table("names", "distribution", "version", "module", "brings")
     for row in rows:
-        table.add_row(
-            row["name"],
-            row["distribution"],
-            row["version"],
-            row["module"],
-            ", ".join(row["brings"]),
-        )
+        brings = "\n".join(row["brings"]) or "-"
+        cells = (row["distribution"], row["version"], row["module"])
+        table.add_row("\n".join(row["names"]), *cells, brings)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(table if rows else "no plugins; run: pip install uhrc-full")
     for problem in dict.fromkeys(row["problem"] for row in rows if row["problem"]):
-        console.print(problem)
+        console.print(f"broken: {problem}")
 
 
 @with_config
@@ -71,18 +68,15 @@ def describe(config: Config, as_json: Json = False) -> None:
 
 
 def _plugin_row(catalog: PluginCatalog, entry: PluginEntry) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": entry.name,
+    """One module with all its names; imports it."""
+    names = catalog.names_of(entry)
+    registry, broken = catalog.load_each(names)
+    problems = dict.fromkeys(map(str, broken.values()))
+    return {
+        "names": list(names),
         "distribution": entry.distribution,
         "version": entry.version,
         "module": entry.target,
-        "brings": [],
-        "problem": None,
+        "brings": registry.brought,
+        "problem": "\n".join(problems) or None,
     }
-    try:
-        registry = catalog.load([entry.name])
-    except PluginError as error:
-        row["problem"] = str(error)
-    else:
-        row["brings"] = registry.brought
-    return row
