@@ -23,10 +23,10 @@ class Kernel:
 
     def register(self, implementation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: adds an implementation. Raises ValueError when the name is taken."""
+        if implementation in self._implementations:
+            raise ValueError(f"kernel {self.name} already has an implementation {implementation!r}")
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            if implementation in self._implementations:
-                raise ValueError(f"kernel {self.name} already has an implementation {implementation!r}")
             self._implementations[implementation] = function
             return function
 
