@@ -2,10 +2,38 @@
 
 A plugin is a module named by an entry point of the group ``uhrc.plugins``. The entry point's name
 is the name that a config uses for what the plugin brings: a component (``[components.full]``), an
-eviction policy, a table of its own. A module that brings several is registered under each name.
+eviction policy, a top-level table of its own. A module that brings several is registered under each
+name:
 
-The module declares ``UHRC_API = (1, 0)``, imports `hookimpl` and its params models (no jax, no
-kernels), and implements any of the hooks below. Only modules that a config names are imported.
+```toml
+[project.entry-points."uhrc.plugins"]
+hot_first = "my_package.plugin"
+```
+
+The module says which version of the hooks it is written for, imports nothing heavy (no jax, no
+kernels), and implements any of the hooks below:
+
+```python
+from uhrc_core.hookspecs import hookimpl
+from uhrc_core.specs import EvictionPolicySpec, NoOptions
+
+from my_package.policy import HotFirst
+
+UHRC_API = (1, 0)
+
+
+@hookimpl
+def uhrc_eviction_policies():
+    return [EvictionPolicySpec("hot_first", NoOptions, lambda options: HotFirst())]
+```
+
+Installed is not active. A config imports the plugins it names and no other, so a broken plugin hurts
+only who names it; to find its commands ``uhrc`` imports them all, and to find out what a model's
+layers are so does a config with ``model.hf_config``. ``uhrc plugins`` lists what is installed and
+what is wrong with it. ``UHRC_PLUGINS=a,b`` limits all of this to the names given.
+
+The records that hooks return are in `uhrc_core.specs`, `uhrc_core.component`, `uhrc_core.plan` and
+`uhrc_core.rules`.
 """
 
 # pyright: reportReturnType=false

@@ -25,6 +25,7 @@ def make_app() -> typer.Typer:
         help="Assemble, check and inspect a Unified Hybrid Radix Cache.",
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     for name, function in CORE_COMMANDS.items():

@@ -39,7 +39,7 @@ def plugins(as_json: Json = False) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(table if rows else "no plugins; run: pip install uhrc-full")
     for problem in dict.fromkeys(row["problem"] for row in rows if row["problem"]):
-        console.print(f"broken: {problem}")
+        console.print(problem)
 
 
 @with_config

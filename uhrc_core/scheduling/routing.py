@@ -1,8 +1,8 @@
 """DP routing: which rank a request goes to. A request's rank is fixed from then on.
 
-Each policy is a choice over `RankLoad` records; `DpRouter` runs one round of choices and counts what
-it has routed, so that the requests of one round do not all go to the rank that was emptiest when
-the round began. When every rank is full the request is deferred.
+Each policy is a choice over `RankLoad` records; `DpRouter` runs one round of choices and counts
+what it has routed, so that the requests of one round do not all go to the rank that was emptiest
+when it began. When every rank is full the request is deferred.
 
 `cache_aware` decides in this order (``load`` is running plus pending requests):
 
