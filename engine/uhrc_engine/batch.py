@@ -1,4 +1,4 @@
-"""One step's work as the scheduler decided it: which tokens of which requests, and where they go."""
+"""One step's work as the scheduler decided it: which tokens of which requests, stored where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from uhrc_core.node import IndexArray
-
 from uhrc_engine.request import LiveRequest
 
 

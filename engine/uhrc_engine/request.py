@@ -9,8 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from uhrc_core.errors import UHRCError
-from uhrc_core.key import ExtraKey
+
+from uhrc_core.errors import InvalidKeyError, UHRCError
+from uhrc_core.key import ExtraKey, RadixKey
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -182,10 +183,10 @@ def check_request(request: Request, vocab_size: int) -> None:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
-        raise InvalidRequestError(f"token_ids: id {bad} is outside the vocabulary [0, {vocab_size})")
+        raise InvalidRequestError(f"token_ids: id {bad} is not in the vocabulary [0, {vocab_size})")
     for name, value, least, limit in (
-        ("max_new_tokens", request.max_new_tokens, 1, math.inf),
-        ("top_k", request.top_k, 0, math.inf),
+        ("max_new_tokens", request.max_new_tokens, 1, 2**31),
+        ("top_k", request.top_k, 0, 2**31),
         ("seed", request.seed, 0, 2**32),
         ("priority", request.priority, -math.inf, math.inf),
     ):
@@ -198,6 +199,12 @@ def check_request(request: Request, vocab_size: int) -> None:
     for token in request.stop_token_ids:
         if not _is_int(token):
             raise InvalidRequestError(f"stop_token_ids: {token!r} is not an integer")
+    if not isinstance(request.rid, str):
+        raise InvalidRequestError(f"rid: {request.rid!r} is not a string")
+    try:
+        RadixKey([], request.extra_key)
+    except InvalidKeyError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def _is_int(value: object) -> bool:

@@ -27,7 +27,6 @@ from uhrc_core.key import RadixKey
 from uhrc_core.params import MatchResult, MissReason
 from uhrc_core.request import RequestLifecycle
 from uhrc_core.scheduling import TokenNeed, admission_tokens, next_chunk_end
-
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import FinishReason, InvalidRequestError, LiveRequest, OutOfPagesError
 
@@ -191,10 +190,8 @@ class Scheduler:
         if not others or match.miss_reason is MissReason.DISABLED:
             return False
         key = _prompt_key(req)
-        shared = max(
-            key.common_len(0, _prompt_key(other), len(key)) if other.extra_key == req.extra_key else 0
-            for other in others
-        )
+        coming = [_prompt_key(other) for other in others if other.extra_key == req.extra_key]
+        shared = max((key.common_len(0, other, len(key)) for other in coming), default=0)
         return shared // self.cache.page_size * self.cache.page_size > match.hit_len
 
     def _admission_tokens(self, req: LiveRequest, hit_len: int) -> int:

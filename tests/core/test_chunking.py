@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from uhrc_core.errors import InvalidParamsError
 from uhrc_core.scheduling import next_chunk_end
 

@@ -1,4 +1,4 @@
-"""Where a prefill is cut into chunks: a grid of absolute positions, the same with and without a hit.
+"""Where a prefill is cut into chunks: on one grid of positions, with and without a hit.
 
 A chunk ends at the first of: the next multiple of the chunk size, the next boundary, the end of the
 prompt. Since the multiples count from token 0 and not from the end of the hit, a run that starts

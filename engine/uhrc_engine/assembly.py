@@ -1,0 +1,123 @@
+"""From a model and a configuration to the parts an engine runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uhrc_core.assemble import build_kv_cache, make_device_pools
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError
+from uhrc_core.loading import load_config, parse_config
+from uhrc_core.resolve import resolve
+from uhrc_core.resolved import ResolvedConfig
+from uhrc_engine.config import EngineTable
+from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
+from uhrc_engine.scheduler import SchedulerLimits
+from uhrc_engine.weights import Pretrained
+
+CHUNK_SIZE = 256
+"""Prompt tokens in a step where ``scheduler.chunked_prefill_size`` is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What `Engine` needs; the cache's indices and the runner's pools must be of the same size."""
+
+    runner: Runner
+    cache: BasePrefixCache
+    limits: SchedulerLimits
+    resolved: ResolvedConfig
+
+    def disabled_cache(self) -> BasePrefixCache:
+        from uhrc_core.assemble import _make_component
+        from uhrc_core.params import MatchResult, MissReason
+        from uhrc_core.tree import UnifiedRadixCache
+
+        class Off(UnifiedRadixCache):
+            def match_prefix(self, params):
+                import numpy as np
+                r = self._root
+                return MatchResult(np.zeros(0, np.int32), r, r, r, miss_reason=MissReason.DISABLED)
+
+            def _publish(self, state, *, finished):
+                return None
+
+        c = self.resolved.config.cache
+        return Off([_make_component(p) for p in self.resolved.components], page_size=c.page_size, max_requests=c.max_requests, max_context_len=c.max_context_len)
+
+
+def as_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Config:
+    """A configuration from any of the forms a caller may have it in.
+
+    Raises:
+        ConfigError, PluginError: as `uhrc_core.load_config`; or overrides for a finished one.
+    """
+    overrides = tuple(overrides)
+    if isinstance(source, Mapping):
+        return parse_config(source, overrides)
+    if not isinstance(source, Config):
+        return load_config(source, overrides)
+    if overrides:
+        raise ConfigError(f"overrides {overrides}: a Config is final; override where it is loaded")
+    return source
+
+
+def build_parts(
+    pretrained: Pretrained,
+    cache_config: Config | str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+) -> EngineParts:
+    """Allocate the pools, make the cache, and set up the runner; compiles nothing yet.
+
+    Raises:
+        ConfigError, PluginError: the configuration is wrong, or does not suit the model.
+    """
+    config = as_config(cache_config, overrides)
+    _check_suits(config, pretrained)
+    resolved = resolve(config, hf_config=pretrained.config)
+    pools: dict[str, DevicePool] = make_device_pools(resolved)
+    table = config.table(EngineTable)
+    chunk_size = config.scheduler.chunked_prefill_size or CHUNK_SIZE
+    runner = Runner(
+        pretrained.model,
+        pretrained.params,
+        {part.spec.kind.name.lower(): pools[part.spec.name] for part in resolved.components},
+        step_buckets(table, chunk_size),
+        max_pages=-(-config.cache.max_context_len // config.cache.page_size),
+    )
+    limits = SchedulerLimits(
+        chunk_size=chunk_size,
+        prefill_rows=table.prefill_rows,
+        max_running=min(max(table.decode_rows), config.cache.max_requests),
+        headroom_tokens=table.headroom_tokens,
+    )
+    return EngineParts(runner, build_kv_cache(resolved), limits, resolved)
+
+
+def _check_suits(config: Config, pretrained: Pretrained) -> None:
+    problems: list[str] = []
+    if config.cache.dp_size != 1:
+        problems.append(
+            f"cache.dp_size = {config.cache.dp_size}: this engine runs one data-parallel rank"
+        )
+    if config.cache.max_context_len > pretrained.model.max_context_len:
+        problems.append(
+            f"cache.max_context_len = {config.cache.max_context_len}: the model was made for "
+            f"{pretrained.model.max_context_len} positions"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def step_buckets(table: EngineTable, chunk_size: int) -> Buckets:
+    """The step shapes to compile: the widest holds a whole chunk, none is too small to be exact."""
+    widths = {*(table.prefill_widths or (EXACT_ROWS,)), chunk_size}
+    exact = {max(width, -(-EXACT_ROWS // table.prefill_rows), 2) for width in widths}
+    rows = {1, table.prefill_rows}
+    shapes = (Bucket(r, w) for r in sorted(rows) for w in sorted(exact))
+    prefill = tuple(bucket for bucket in shapes if bucket.rows * bucket.width >= EXACT_ROWS)
+    return Buckets(prefill=prefill, decode_rows=table.decode_rows)

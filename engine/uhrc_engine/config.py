@@ -1,0 +1,43 @@
+"""The ``[engine]`` table: the model, the shapes of steps, how many requests run at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from uhrc_core.specs import ConfigPath, ConfigTable, PositiveInt
+
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class EngineTable(ConfigTable):
+    """The model, and the shapes of its steps: each combination of rows and widths is compiled."""
+
+    model: Annotated[Literal["smollm2"] | ConfigPath | None, Field(union_mode="left_to_right")] = (
+        Field(
+            default=None,
+            description='A Hugging Face directory or a .gguf file, relative to this file; "smollm2" '
+            "is SmolLM2-135M-Instruct, downloaded once.",
+        )
+    )
+    decode_rows: Sizes = Field(
+        default=(1, 4, 8),
+        description="Rows of a decode step that are compiled; the largest bounds the requests that "
+        "run at once. With a single entry, the bits of a token do not depend on what else runs.",
+    )
+    prefill_rows: PositiveInt = Field(
+        default=1, description="Requests whose prompts are computed in the same step."
+    )
+    prefill_widths: Sizes | None = Field(
+        default=None,
+        description="Prompt tokens per row of a prefill step that are compiled. "
+        "Default: 64 and scheduler.chunked_prefill_size.",
+    )
+    headroom_tokens: PositiveInt = Field(
+        default=64,
+        description="Tokens kept back for each running request when another one is admitted.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Of the weights and of the KV pool."
+    )

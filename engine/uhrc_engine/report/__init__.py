@@ -1,0 +1,1 @@
+"""What a run is reported as: one summary a run, as a table and as JSON."""
