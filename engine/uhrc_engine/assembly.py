@@ -40,6 +40,7 @@ class EngineParts:
         class Off(UnifiedRadixCache):
             def match_prefix(self, params):
                 import numpy as np
+
                 r = self._root
                 return MatchResult(np.zeros(0, np.int32), r, r, r, miss_reason=MissReason.DISABLED)
 
@@ -47,10 +48,17 @@ class EngineParts:
                 return None
 
         c = self.resolved.config.cache
-        return Off([_make_component(p) for p in self.resolved.components], page_size=c.page_size, max_requests=c.max_requests, max_context_len=c.max_context_len)
+        return Off(
+            [_make_component(p) for p in self.resolved.components],
+            page_size=c.page_size,
+            max_requests=c.max_requests,
+            max_context_len=c.max_context_len,
+        )
 
 
-def as_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Config:
+def as_config(
+    source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Config:
     """A configuration from any of the forms a caller may have it in.
 
     Raises:
@@ -66,17 +74,12 @@ def as_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterab
     return source
 
 
-def build_parts(
-    pretrained: Pretrained,
-    cache_config: Config | str | Path | Mapping[str, Any],
-    overrides: Iterable[str] = (),
-) -> EngineParts:
+def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
     """Allocate the pools, make the cache, and set up the runner; compiles nothing yet.
 
     Raises:
         ConfigError, PluginError: the configuration is wrong, or does not suit the model.
     """
-    config = as_config(cache_config, overrides)
     _check_suits(config, pretrained)
     resolved = resolve(config, hf_config=pretrained.config)
     pools: dict[str, DevicePool] = make_device_pools(resolved)

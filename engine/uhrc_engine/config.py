@@ -17,8 +17,8 @@ class EngineTable(ConfigTable):
     model: Annotated[Literal["smollm2"] | ConfigPath | None, Field(union_mode="left_to_right")] = (
         Field(
             default=None,
-            description='A Hugging Face directory or a .gguf file, relative to this file; "smollm2" '
-            "is SmolLM2-135M-Instruct, downloaded once.",
+            description="A Hugging Face directory or a .gguf file, relative to this file; "
+            '"smollm2" is SmolLM2-135M-Instruct, downloaded once.',
         )
     )
     decode_rows: Sizes = Field(
@@ -31,13 +31,13 @@ class EngineTable(ConfigTable):
     )
     prefill_widths: Sizes | None = Field(
         default=None,
-        description="Prompt tokens per row of a prefill step that are compiled. "
-        "Default: 64 and scheduler.chunked_prefill_size.",
+        description="Prompt tokens per row of a prefill step that are compiled, beside "
+        "scheduler.chunked_prefill_size. Default: 64.",
     )
     headroom_tokens: PositiveInt = Field(
         default=64,
         description="Tokens kept back for each running request when another one is admitted.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Of the weights and of the KV pool."
+        default="float32", description="Of the weights; the KV pool has its own setting."
     )

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.params import CacheStats
-from uhrc_engine.assembly import EngineParts, build_parts
+from uhrc_engine.assembly import EngineParts, as_config, build_parts
 from uhrc_engine.batch import Batch, StepKind
+from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.request import (
     Completion,
@@ -130,14 +131,13 @@ class Engine:
             WeightsError: the checkpoint cannot be loaded.
             ConfigError, PluginError: the cache cannot be assembled for this model.
         """
-        return cls.from_model(load_pretrained(path), cache_config, overrides)
+        config = as_config(cache_config, overrides)
+        return cls.from_model(load_pretrained(path, config.table(EngineTable).dtype), config)
 
     @classmethod
-    def from_model(
-        cls, pretrained: Pretrained, cache_config: Any, overrides: Iterable[str] = ()
-    ) -> Engine:
+    def from_model(cls, pretrained: Pretrained, cache_config: Any) -> Engine:
         """`from_pretrained` for a model in memory; several engines can share its params."""
-        return cls(build_parts(pretrained, cache_config, overrides))
+        return cls(build_parts(pretrained, as_config(cache_config)))
 
     def warmup(self) -> None:
         """Compile everything a step can need. Afterwards `compiled_programs` no longer grows."""
@@ -327,9 +327,7 @@ class Engine:
         )
 
     def _fresh_rid(self) -> str:
-        return next(
-            rid for i in self._rid_counter if (rid := f"request-{i}") not in self._progress
-        )
+        return next(rid for i in self._rid_counter if (rid := f"request-{i}") not in self._progress)
 
 
 def _sampling_params(request: Request) -> SamplingParams:

@@ -173,25 +173,8 @@ def check_request(request: Request, vocab_size: int) -> None:
     Raises:
         InvalidRequestError: nothing was changed.
     """
-    tokens = np.asarray(request.token_ids)
-    if tokens.ndim != 1 or not tokens.size:
-        raise InvalidRequestError(
-            f"token_ids: shape {list(tokens.shape)}; need at least one token, shape [n]"
-        )
-    if tokens.dtype.kind not in "iu":
-        raise InvalidRequestError(f"token_ids: dtype {tokens.dtype}; need integers")
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
-        raise InvalidRequestError(f"token_ids: id {bad} is not in the vocabulary [0, {vocab_size})")
-    for name, value, least, limit in (
-        ("max_new_tokens", request.max_new_tokens, 1, 2**31),
-        ("top_k", request.top_k, 0, 2**31),
-        ("seed", request.seed, 0, 2**32),
-        ("priority", request.priority, -math.inf, math.inf),
-    ):
-        if not _is_int(value) or not least <= value < limit:
-            raise InvalidRequestError(f"{name}: {value!r} is not an integer in [{least}, {limit})")
+    _check_tokens(request, vocab_size)
+    _check_integers(request)
     if not _is_number(request.temperature) or not 0 <= request.temperature < math.inf:
         raise InvalidRequestError(f"temperature: {request.temperature!r} is not a number >= 0")
     if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
@@ -205,6 +188,31 @@ def check_request(request: Request, vocab_size: int) -> None:
         RadixKey([], request.extra_key)
     except InvalidKeyError as error:
         raise InvalidRequestError(str(error)) from error
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    tokens = np.asarray(request.token_ids)
+    if tokens.ndim != 1 or not tokens.size:
+        raise InvalidRequestError(
+            f"token_ids: shape {list(tokens.shape)}; need at least one token, shape [n]"
+        )
+    if tokens.dtype.kind not in "iu":
+        raise InvalidRequestError(f"token_ids: dtype {tokens.dtype}; need integers")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise InvalidRequestError(f"token_ids: id {bad} is not in the vocabulary [0, {vocab_size})")
+
+
+def _check_integers(request: Request) -> None:
+    for name, value, least, limit in (
+        ("max_new_tokens", request.max_new_tokens, 1, 2**31),
+        ("top_k", request.top_k, 0, 2**31),
+        ("seed", request.seed, 0, 2**32),
+        ("priority", request.priority, -math.inf, math.inf),
+    ):
+        if not _is_int(value) or not least <= value < limit:
+            raise InvalidRequestError(f"{name}: {value!r} is not an integer in [{least}, {limit})")
 
 
 def _is_int(value: object) -> bool:

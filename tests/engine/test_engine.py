@@ -20,7 +20,7 @@ from uhrc_engine import (
     InvalidRequestError,
     Request,
 )
-from uhrc_engine.assembly import EngineParts, build_parts
+from uhrc_engine.assembly import EngineParts, as_config, build_parts
 from uhrc_engine.weights import Pretrained, load_pretrained
 
 PAGE, CHUNK = 16, 128
@@ -44,7 +44,7 @@ def pretrained(tiny_checkpoint: Path) -> Pretrained:
 @pytest.fixture(scope="module")
 def parts(pretrained: Pretrained) -> EngineParts:
     """One set of compiled steps for all tests; each test takes an engine with a fresh cache."""
-    parts = build_parts(pretrained, tables())
+    parts = build_parts(pretrained, as_config(tables()))
     Engine(parts).warmup()
     return parts
 
@@ -278,5 +278,5 @@ def test_token_ids_may_be_any_integer_array(engine: Engine) -> None:
 
 
 def test_a_config_that_does_not_suit_the_model_is_refused(pretrained: Pretrained) -> None:
-    with pytest.raises(ConfigError, match="dp_size = 2.*\n.*max_context_len = 8192.*4096"):
-        build_parts(pretrained, tables(dp_size=2, max_context_len=8192))
+    with pytest.raises(ConfigError, match=r"dp_size = 2.*\n.*max_context_len = 8192.*4096"):
+        Engine.from_model(pretrained, tables(dp_size=2, max_context_len=8192))

@@ -35,7 +35,7 @@ def model_path(config: Config) -> Path:
     if model is None:
         raise ConfigError(
             "engine.model: not set; name a Hugging Face directory or a .gguf file, as in "
-            "--set engine.model=path/to/model, or \"smollm2\""
+            '--set engine.model=path/to/model, or "smollm2"'
         )
     if model == "smollm2":
         from uhrc_engine.weights.smollm2 import fetch_smollm2

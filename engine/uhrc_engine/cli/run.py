@@ -13,6 +13,7 @@ from rich.progress import (
     Progress,
     SpinnerColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -62,7 +63,7 @@ class ProgressBars:
             SpinnerColumn(finished_text="·"),
             TextColumn("{task.description:<20}"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total} turns"),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             console=stderr,
         )
@@ -87,6 +88,8 @@ class ProgressBars:
         self._progress.advance(self._task)
 
     def _finish(self) -> None:
-        """Stop the clock of the phase so far."""
+        """Stop the clock of the phase so far; a spinner becomes a full bar."""
         if self._task is not None:
+            if self._progress.tasks[self._task].total is None:
+                self._progress.update(self._task, total=1, completed=1)
             self._progress.stop_task(self._task)

@@ -10,6 +10,7 @@ from typing import Protocol
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.config import Config
 from uhrc_engine.assembly import build_parts
+from uhrc_engine.config import EngineTable
 from uhrc_engine.engine import Engine
 from uhrc_engine.report.summary import Comparison, RunSummary, summarize
 from uhrc_engine.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ def compare(
         UHRCError: a request cannot run.
     """
     observer.phase("load the model", None)
-    pretrained = load_pretrained(path)
+    pretrained = load_pretrained(path, config.table(EngineTable).dtype)
     tokenizer = Tokenizer.from_pretrained(path)
     parts = build_parts(pretrained, config)
     observer.phase("compile the steps", None)

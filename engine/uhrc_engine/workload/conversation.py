@@ -1,4 +1,4 @@
-"""A conversation as tokens: each prompt extends the one before, so that its prefix can be reused."""
+"""A conversation as tokens: each prompt extends the one before, so its prefix can be reused."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""Figures of a run, and the comparison of runs."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from uhrc_core.params import CacheStats, EvictResult
+from uhrc_engine import EngineStats
+from uhrc_engine.report.summary import Comparison, percentile, summarize
+from uhrc_engine.report.table import comparison_table
+from uhrc_engine.workload.drive import Talks, Turn
+
+STATS = EngineStats(
+    prefill_steps=4,
+    decode_steps=9,
+    computed_tokens=300,
+    output_tokens=6,
+    retractions=2,
+    running=0,
+    waiting=0,
+    compiled_programs=3,
+    cache=CacheStats(evicted=EvictResult(num_tokens_evicted=64)),
+)
+
+
+def turn(number: int, cached: int, answer: tuple[int, ...] = (1, 2, 3)) -> Turn:
+    return Turn(0, number, 200, cached, answer, "text", ttft_s=0.5 + number, latency_s=2.0)
+
+
+def test_a_summary_adds_up_the_turns() -> None:
+    run = summarize("m", "radix", Talks((turn(0, 0), turn(1, 160)), wall_s=4.0), STATS)
+    assert (run.prompt_tokens, run.cached_tokens, run.output_tokens) == (400, 160, 6)
+    assert run.hit_rate == 0.4
+    assert (run.output_tokens_per_s, run.total_tokens_per_s) == (1.5, 101.5)
+    assert (run.ttft_p50_s, run.ttft_p99_s) == (0.5, 1.5)
+    assert (run.evicted_tokens, run.retractions) == (64, 2)
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([3.0, 1.0, 2.0], 99) == 3.0
+    assert percentile([5.0], 50) == 5.0
+    assert percentile(list(range(1, 201)), 99) == 198
+
+
+def _comparison(second_answer: tuple[int, ...]) -> Comparison:
+    talks = (
+        Talks((turn(0, 0), turn(1, 0)), 8.0),
+        Talks((turn(0, 0), turn(1, 160, second_answer)), 4.0),
+    )
+    runs = tuple(summarize("m", name, t, STATS) for name, t in zip("ab", talks, strict=True))
+    return Comparison(runs, talks)
+
+
+def _printed(comparison: Comparison) -> str:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(comparison_table(comparison))
+    return capture.get()
+
+
+def test_equal_answers_are_reported_as_identical() -> None:
+    comparison = _comparison((1, 2, 3))
+    assert comparison.differing_turns == ()
+    assert comparison.to_json()["identical_outputs"] is True
+    assert "yes" in _printed(comparison)
+
+
+def test_a_different_answer_is_named() -> None:
+    comparison = _comparison((1, 2, 4))
+    assert comparison.differing_turns == ((0, 1),)
+    assert "NO" in _printed(comparison)
+    written = json.loads(json.dumps(comparison.to_json()))
+    assert written["identical_outputs"] is False
+    assert written["differing_turns"] == [[0, 1]]
+    assert written["runs"][1]["hit_rate"] == 0.4
+    assert written["runs"][1]["turns"][1]["token_ids"] == [1, 2, 4]
