@@ -125,8 +125,12 @@ class TreeComponent(ABC):
         """Units that `extend` takes for the request's next ``num_tokens`` tokens."""
 
     @abstractmethod
-    def extend(self, state: RequestState, num_tokens: int) -> None:
-        """Take pool space for the request's next tokens; `extend_demand` units are free."""
+    def extend(self, state: RequestState, num_tokens: int) -> bool:
+        """Take pool space for the request's next tokens; ``False``: none was to be had."""
+
+    @abstractmethod
+    def undo_extend(self, state: RequestState, num_tokens: int) -> None:
+        """Give back what `extend` took, since another component could not follow."""
 
     def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
         """How many of the request's first ``seqlen`` tokens may be inserted now."""

@@ -91,6 +91,9 @@ class CandidateQueue:
         self._heap: list[tuple[Rank, int, UnifiedTreeNode]] = []
         self._stale = 0
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def push(self, node: UnifiedTreeNode) -> None:
         """Add a candidate; the caller has set its slot's ``queued``."""
         rank = self._policy.rank(node, node.component_data[self._kind])

@@ -229,8 +229,11 @@ class RequestLifecycle(ABC):
         needs = [component.extend_demand(state, num_tokens) for component in self.components]
         if not self._make_room(needs, state.dp_rank):
             return None
-        for component in self.components:
-            component.extend(state, num_tokens)
+        for count, component in enumerate(self.components):
+            if not component.extend(state, num_tokens):
+                for earlier in self.components[:count]:
+                    earlier.undo_extend(state, num_tokens)
+                return None
         state.allocated_len = start + num_tokens
         return state.indices(start, state.allocated_len)
 

@@ -77,12 +77,19 @@ class FullComponent(TreeComponent):
         page_ceil = self.allocator.page_ceil
         return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
 
-    def extend(self, state: RequestState, num_tokens: int) -> None:
+    def extend(self, state: RequestState, num_tokens: int) -> bool:
         start = state.allocated_len
         last = int(state.indices(start - 1, start)[0]) if start else -1
         indices = self.allocator.extend(start, last, num_tokens, state.dp_rank)
-        assert indices is not None, "extend_demand was not free"
+        if indices is None:
+            return False
         state.table.write(state.row, start, indices)
+        return True
+
+    def undo_extend(self, state: RequestState, num_tokens: int) -> None:
+        stop = state.allocated_len + num_tokens
+        start = min(self.allocator.page_ceil(state.allocated_len), stop)
+        self.allocator.free(state.indices(start, stop), state.dp_rank)
 
     def settle(self, state: RequestState, result: InsertResult) -> None:
         """Duplicates of what the tree already had are freed; the row takes the tree's indices."""
