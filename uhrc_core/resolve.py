@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from uhrc_core.component import ComponentContext
+from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.loading import TableReader, policy_options
@@ -69,10 +69,12 @@ class _Resolver:
         elif not tables and not self.problems:
             self.problems.append("components: none named; add one, or set model.hf_config")
         self._check_cache()
-        parts = self._parts(tables, layers, registry)
-        self._check_kinds(parts, layers)
+        specs = [registry.components[name] for name in tables]
+        self._check_kinds(specs, layers)
         if tables:
-            self.problems += violations(self._features(parts) | engine_features, registry.rules)
+            features = self._features(specs, tables) | engine_features
+            self.problems += violations(features, registry.rules)
+        parts = self._parts(tables, layers, registry)
         if not self.problems:
             sizing = PoolSizing(self.config.cache, self.config.memory.hbm_bytes)
             parts = sizing.size(parts)
@@ -88,7 +90,10 @@ class _Resolver:
         named = [*self.config.components]
         if policy not in builtin and policy in self.catalog.names:
             named.append(policy)
-        return self.catalog.load(named)
+        registry = self.catalog.load(named)
+        if foreign := self.config.components.keys() - registry.components.keys():
+            raise ConfigError([f"components.{name}: no such component" for name in sorted(foreign)])
+        return registry
 
     def _pick(self, layers: Sequence[LayerKind], registry: Registry) -> dict[str, ComponentParams]:
         """The components that the model's layers ask for, with their default tables."""
@@ -145,9 +150,9 @@ class _Resolver:
                 f"limited to {_REQUEST_TABLE_MAX} entries of 4 bytes; lower one of them"
             )
 
-    def _check_kinds(self, parts: Sequence[ResolvedComponent], layers: Sequence[LayerKind]) -> None:
+    def _check_kinds(self, specs: Sequence[ComponentSpec], layers: Sequence[LayerKind]) -> None:
         for kind in ComponentType:
-            names = [part.spec.name for part in parts if part.spec.kind is kind]
+            names = [spec.name for spec in specs if spec.kind is kind]
             if len(names) > 1:
                 self.problems.append(
                     f"components: {' and '.join(names)} are both {kind.name}; keep one of them"
@@ -157,14 +162,16 @@ class _Resolver:
                 self.problems.append(
                     f"components.{names[0]}: the model has no {kind.name} layer; remove the table"
                 )
-            if modelled and not names:
+            if modelled and not names and self.config.components:
                 self.problems.append(
                     f"components: the model has {kind.name} layers; add a table for them"
                 )
 
-    def _features(self, parts: Iterable[ResolvedComponent]) -> frozenset[str]:
+    def _features(
+        self, specs: Iterable[ComponentSpec], tables: Mapping[str, ComponentParams]
+    ) -> frozenset[str]:
         page_size = self.config.cache.page_size
         features = {PAGED} if page_size > 1 else set[str]()
-        for part in parts:
-            features |= {part.spec.kind.name.lower(), *part.params.features(page_size)}
+        for spec in specs:
+            features |= {spec.kind.name.lower(), *tables[spec.name].features(page_size)}
         return frozenset(features)

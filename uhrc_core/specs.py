@@ -36,7 +36,7 @@ class ConfigTable(BaseModel):
     that depends on another table belongs in `uhrc_core.resolve`, not in a validator.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class ComponentParams(ConfigTable):
@@ -101,7 +101,7 @@ class CliCommandSpec:
     Attributes:
         name: what the user types after ``uhrc``.
         function: a typer command function; its docstring is the help text. Import what is heavy
-            inside it. Wrap it with `uhrc_core.cli.with_config` when it reads a config file.
+            inside it. Wrap it with `uhrc_core.cli.options.with_config` when it reads a config file.
     """
 
     name: str

@@ -12,9 +12,10 @@ def main() -> None:
     try:
         from uhrc_core.cli.app import make_app
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
             raise
-        sys.exit(f"uhrc: the command line needs {error.name}; run: pip install 'uhrc-core[cli]'")
+        sys.exit(f"uhrc: the command line needs {missing}; run: pip install 'uhrc-core[cli]'")
     try:
         make_app()()
     except UHRCError as error:

@@ -1,0 +1,375 @@
+"""From a config to a cache: sizes, picked components, what does not fit, factories that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.fake_plugins import FakeSite
+from uhrc_core import Config, build_kv_cache, make_device_pools, parse_config, resolve
+from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.eviction import FIFO, LFU, LRU, SLRU, Priority
+from uhrc_core.node import ComponentType
+from uhrc_core.pools import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+
+#: 2 layers, 2 KV heads of 32 values: K and V of one token are 2 * 2 * 2 * 32 * 4 = 1024 bytes.
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 256,
+}
+BYTES_PER_TOKEN = 1024
+
+HYBRID = """
+from uhrc_core.plan import LayerKind
+from uhrc_core.node import ComponentType
+
+@hookimpl
+def uhrc_component_specs():
+    return [fake_spec("state", "RECURRENT")]
+
+@hookimpl
+def uhrc_layer_kinds(hf_config):
+    if hf_config.get("model_type") != "hybrid":
+        return None
+    full = LayerKind(ComponentType.FULL, {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32})
+    return [full, LayerKind(ComponentType.RECURRENT, {}, "kda")]
+"""
+
+
+def config(**tables: dict[str, Any]) -> Config:
+    """A valid FULL config of page 16 and 1024 tokens a request, with tables changed."""
+    cache = {
+        "enable_unified_radix_tree": True,
+        "page_size": 16,
+        "max_context_len": 1024,
+        **tables.pop("cache", {}),
+    }
+    return parse_config(
+        {"components": {"full": {"num_tokens": 4096}}, **tables, "cache": cache}, environ={}
+    )
+
+
+def problems(source: Config, **arguments: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(source, **arguments)
+    return caught.value.problems
+
+
+# -- the cache ---------------------------------------------------------------------------------
+
+
+def test_a_cache_is_built_as_configured() -> None:
+    cache = build_kv_cache(config(cache={"dp_size": 2, "max_requests": 7}))
+    assert (cache.page_size, cache.dp_size) == (16, 2)
+    assert (cache.req_to_token.max_requests, cache.req_to_token.max_context_len) == (7, 1024)
+    (full,) = cache.components
+    assert (full.kind, full.eviction_priority) == (ComponentType.FULL, 2)
+    assert isinstance(full.allocator, PagedTokenToKVPoolAllocator)
+    assert [cache.available_size(ComponentType.FULL, rank) for rank in (0, 1)] == [4096, 4096]
+
+
+def test_page_size_one_takes_the_token_allocator() -> None:
+    (full,) = build_kv_cache(config(cache={"page_size": 1})).components
+    assert isinstance(full.allocator, TokenToKVPoolAllocator)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("lru", LRU), ("lfu", LFU), ("slru", SLRU), ("fifo", FIFO), ("priority", Priority)],
+)
+def test_the_eviction_policy_is_the_named_one(name: str, policy: type) -> None:
+    (full,) = build_kv_cache(config(cache={"eviction_policy": name})).components
+    assert type(full.policy) is policy
+
+
+def test_policy_options_reach_the_policy() -> None:
+    cache = {"eviction_policy": "slru", "eviction_options": {"protect_hits": 5}}
+    (full,) = build_kv_cache(config(cache=cache)).components
+    assert isinstance(full.policy, SLRU) and full.policy.protect_hits == 5
+
+
+def test_a_config_made_in_python_is_checked_when_resolved() -> None:
+    source = config().model_copy(
+        update={"cache": config().cache.model_copy(update={"eviction_policy": "lruu"})}
+    )
+    assert problems(source) == (
+        "cache.eviction_policy = 'lruu': unknown policy; did you mean lru?",
+    )
+
+
+def test_the_flag_off_says_what_to_set() -> None:
+    assert problems(config(cache={"enable_unified_radix_tree": False})) == (
+        "cache.enable_unified_radix_tree = false: this version has no other cache than the unified "
+        "tree; set it to true, or pass --enable-unified-radix-tree",
+    )
+
+
+# -- which components --------------------------------------------------------------------------
+
+
+def test_without_components_and_model_there_is_nothing_to_build() -> None:
+    assert problems(config(components={})) == (
+        "components: none named; add one, or set model.hf_config",
+    )
+
+
+def test_the_model_picks_the_components(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    source = config(
+        components={},
+        model={"hf_config": str(tmp_path / "config.json")},
+        memory={"hbm_bytes": 8 * 2**20},
+    )
+    resolved = resolve(source)
+    assert list(resolved.config.components) == ["full"]
+    assert source.components == {}
+
+
+def test_a_hybrid_model_picks_both_of_its_components(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    found = problems(config(components={}), hf_config={"model_type": "hybrid"})
+    assert found[0].startswith("with paged + recurrent, extra_buffer is required: ")
+    assert len(found) == 1
+
+
+def test_a_model_that_no_plugin_knows_says_what_was_seen_and_who_was_asked(site: FakeSite) -> None:
+    site.install("uhrc-bomb", {"bomb": "bomb_module"}, "1 / 0")
+    (problem,) = problems(config(), hf_config={"model_type": "rwkv", "architectures": ["Rwkv"]})
+    assert problem.startswith(
+        "model: no installed plugin knows model_type = 'rwkv', architectures = ['Rwkv']; asked: "
+    )
+    assert "full" in problem and problem.endswith("; broken, so not asked: bomb")
+
+
+def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (problem,) = problems(config(model={"hf_config": str(tmp_path / "none.json")}))
+    assert "none.json': cannot be read as JSON: " in problem
+    (tmp_path / "list.json").write_text("[]")
+    (problem,) = problems(config(model={"hf_config": str(tmp_path / "list.json")}))
+    assert problem.endswith("list.json': holds no JSON object")
+
+
+def test_components_and_layers_must_match(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    both = {"full": {"num_tokens": 4096}, "state": {"num_slots": 4, "enable_extra_buffer": True}}
+    assert problems(config(components=both), hf_config=LLAMA) == (
+        "components.state: the model has no RECURRENT layer; remove the table",
+    )
+    assert problems(config(), hf_config={"model_type": "hybrid"}) == (
+        "components: the model has RECURRENT layers; add a table for them",
+    )
+
+
+def test_two_components_of_one_kind_exclude_each_other(site: FakeSite) -> None:
+    source = "@hookimpl\ndef uhrc_component_specs():\n    return [fake_spec('other')]\n"
+    site.install("uhrc-other", {"other": "other_module"}, source)
+    both = {"full": {"num_tokens": 4096}, "other": {"num_slots": 4096}}
+    assert problems(config(components=both)) == (
+        "components: full and other are both FULL; keep one of them",
+    )
+
+
+def test_all_matrix_violations_come_at_once(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    state = {"num_slots": 4, "track_interval": 100, "backends": ["kda", "gdn"]}
+    found = problems(config(components={"state": state}))
+    assert [line.split(":")[0] for line in found] == [
+        "always, full is required",
+        "with paged + recurrent, extra_buffer is required",
+        "with recurrent, track_interval_on_pages is required",
+        "with recurrent, one_recurrent_backend is required",
+    ]
+
+
+def test_what_the_engine_does_is_judged_too(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    both = {"full": {"num_tokens": 4096}, "state": {"num_slots": 4, "enable_extra_buffer": True}}
+    source = config(components=both)
+    assert [part.spec.name for part in resolve(source).components] == ["full", "state"]
+    (problem,) = problems(source, engine_features=["speculative_decoding"])
+    assert problem.startswith("with extra_buffer, speculative_decoding is not possible: ")
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_the_memory_sizes_the_pool_that_names_no_size(dp_size: int) -> None:
+    hbm_bytes = 2000 * BYTES_PER_TOKEN + 5
+    source = config(
+        components={"full": {}}, memory={"hbm_bytes": hbm_bytes}, cache={"dp_size": dp_size}
+    )
+    (full,) = resolve(source, hf_config=LLAMA).components
+    assert full.params.num_units == 2000 == 125 * 16
+    assert full.pool is not None
+    assert full.pool.num_units == dp_size * 2000
+    assert full.pool.num_bytes == dp_size * 2000 * BYTES_PER_TOKEN
+
+
+def test_the_open_pool_gets_what_the_others_leave(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    state = {"num_slots": 1024, "enable_extra_buffer": True}
+    source = config(
+        components={"full": {}, "state": state}, memory={"hbm_bytes": 1024 * 512 + 1024 * 10}
+    )
+    full, _ = resolve(source, hf_config={"model_type": "hybrid"}).components
+    assert full.params.num_units == 1024  # one FULL layer: 512 bytes a token
+
+
+def test_only_one_pool_can_be_left_open(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    source = config(
+        components={"full": {}, "state": {"enable_extra_buffer": True}},
+        memory={"hbm_bytes": 2**30},
+    )
+    hint = "not set; set it, or set memory.hbm_bytes and model.hf_config to have one pool sized"
+    assert problems(source, hf_config={"model_type": "hybrid"}) == (
+        f"components.full.num_tokens: {hint}",
+        f"components.state.num_slots: {hint}",
+    )
+
+
+def test_a_size_needs_memory_and_a_model() -> None:
+    hint = "not set; set it, or set memory.hbm_bytes and model.hf_config to have one pool sized"
+    missing = (f"components.full.num_tokens: {hint}",)
+    assert problems(config(components={"full": {}})) == missing
+    assert problems(config(components={"full": {}}, memory={"hbm_bytes": 2**30})) == missing
+    assert problems(config(components={"full": {}}), hf_config=LLAMA) == missing
+
+
+def test_a_memory_too_small_for_one_request_shows_the_sum() -> None:
+    source = config(components={"full": {}}, memory={"hbm_bytes": 1024 * BYTES_PER_TOKEN - 1})
+    assert problems(source, hf_config=LLAMA) == (
+        "memory.hbm_bytes = 1048575: leaves 1048575 bytes for components.full, where one request "
+        "of cache.max_context_len = 1024 tokens needs 1048576; raise it, or lower "
+        "cache.max_context_len",
+    )
+
+
+def test_pools_larger_than_the_memory_are_refused() -> None:
+    source = config(memory={"hbm_bytes": 4096 * BYTES_PER_TOKEN - 1})
+    assert problems(source, hf_config=LLAMA) == (
+        "memory.hbm_bytes = 4194303: the pools of one dp rank take 4194304; make them smaller",
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 1040])
+def test_a_pool_for_exactly_one_request_is_enough(num_tokens: int) -> None:
+    assert build_kv_cache(config(components={"full": {"num_tokens": num_tokens}}))
+
+
+def test_a_pool_too_small_for_one_request_is_refused() -> None:
+    assert problems(config(components={"full": {"num_tokens": 1008}})) == (
+        "components.full.num_tokens = 1008: one request of cache.max_context_len = 1024 tokens "
+        "needs 1024; raise it, or lower cache.max_context_len",
+    )
+
+
+def test_a_pool_smaller_than_a_page_and_off_the_page_grid() -> None:
+    found = problems(config(components={"full": {"num_tokens": 15}}))
+    assert found[0] == (
+        "components.full.num_tokens = 15: not whole pages of cache.page_size = 16; 16 would be"
+    )
+    found = problems(config(components={"full": {"num_tokens": 4100}}))
+    assert found == (
+        "components.full.num_tokens = 4100: not whole pages of cache.page_size = 16; 4096 would be",
+    )
+
+
+def test_a_request_table_beyond_the_host_memory_is_refused() -> None:
+    huge = {"max_requests": 65536, "max_context_len": 2**24}
+    assert problems(config(cache=huge))[0] == (
+        "cache.max_requests * cache.max_context_len = 1099511627776: the request table is limited "
+        "to 4294967296 entries of 4 bytes; lower one of them"
+    )
+
+
+def test_an_attention_that_is_not_the_models() -> None:
+    source = config(components={"full": {"num_tokens": 4096, "attention": "mla"}})
+    assert problems(source, hf_config=LLAMA) == (
+        "components.full: attention = 'mla': the model has gqa",
+    )
+
+
+# -- factories ---------------------------------------------------------------------------------
+
+FACTORY_ERROR = "report this to the plugin's author"
+
+
+def broken_full(factory: str, result: str) -> str:
+    return f"""
+def broken(*args):
+    {result}
+
+@hookimpl
+def uhrc_component_specs():
+    return [fake_spec("odd", {factory}=broken)]
+"""
+
+
+def odd_config() -> Config:
+    return config(components={"odd": {"num_slots": 4096}})
+
+
+def test_a_component_factory_that_raises_is_a_plugin_error(site: FakeSite) -> None:
+    source = broken_full("make_component", "raise ValueError('no')")
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        build_kv_cache(odd_config())
+    assert str(caught.value) == (
+        f"components.odd: make_component raised ValueError: no; {FACTORY_ERROR}"
+    )
+
+
+def test_a_component_factory_that_returns_something_else(site: FakeSite) -> None:
+    site.install("uhrc-odd", {"odd": "odd_module"}, broken_full("make_component", "return 7"))
+    with pytest.raises(PluginError) as caught:
+        build_kv_cache(odd_config())
+    assert str(caught.value) == (
+        "components.odd: make_component returned 7, which is no TreeComponent of kind FULL; "
+        + FACTORY_ERROR
+    )
+
+
+@pytest.mark.parametrize("factory", ["plan_pool", "make_device_pool"])
+def test_pool_factories_that_raise_are_plugin_errors(site: FakeSite, factory: str) -> None:
+    site.install("uhrc-odd", {"odd": "odd_module"}, broken_full(factory, "raise OSError('no')"))
+    with pytest.raises(PluginError) as caught:
+        make_device_pools(resolve(odd_config(), hf_config=LLAMA))
+    assert str(caught.value) == f"components.odd: {factory} raised OSError: no; {FACTORY_ERROR}"
+
+
+def test_device_pools_have_the_bytes_that_were_planned() -> None:
+    resolved = resolve(config(), hf_config=LLAMA)
+    pool = make_device_pools(resolved)["full"]
+    (full,) = resolved.components
+    assert full.pool is not None
+    assert pool.plan.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN
+    assert [spec.shape for spec in pool.plan.buffers] == [b.shape for b in full.pool.buffers]
+
+
+def test_device_pools_need_a_model() -> None:
+    with pytest.raises(ConfigError, match=r"model.hf_config: not set, so the pools have no shape"):
+        make_device_pools(resolve(config()))
+
+
+def test_a_kind_of_layer_without_a_component_to_pick(site: FakeSite) -> None:
+    source = HYBRID.replace('return [fake_spec("state", "RECURRENT")]', "return []")
+    site.install("uhrc-state", {"state": "state_module"}, source)
+    found = problems(config(components={}), hf_config={"model_type": "hybrid"})
+    assert found == (
+        "components: the model has RECURRENT layers, and the installed components of that kind "
+        "are: none; name one as [components.<name>]",
+    )
+
+
+def test_a_component_under_a_name_that_brings_none() -> None:
+    (params,) = config().components.values()
+    source = config().model_copy(update={"components": {"engine": params}})
+    assert problems(source) == ("components.engine: no such component",)
