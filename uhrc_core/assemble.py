@@ -28,12 +28,21 @@ def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
     resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
     cache = resolved.config.cache
     return UnifiedRadixCache(
-        components=[_make_component(part) for part in resolved.components],
+        components=make_components(resolved),
         page_size=cache.page_size,
         dp_size=cache.dp_size,
         max_requests=cache.max_requests,
         max_context_len=cache.max_context_len,
     )
+
+
+def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
+    """Fresh components with their allocators, for a cache of the caller's own making.
+
+    Raises:
+        PluginError: a plugin's factory raised or made something else.
+    """
+    return [_make_component(part) for part in resolved.components]
 
 
 def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:

@@ -27,10 +27,10 @@ def uhrc_eviction_policies():
     return [EvictionPolicySpec("hot_first", NoOptions, lambda options: HotFirst())]
 ```
 
-Installed is not active. A config imports the plugins it names and no other, so a broken plugin hurts
-only who names it; to find its commands ``uhrc`` imports them all, and to find out what a model's
-layers are so does a config with ``model.hf_config``. ``uhrc plugins`` lists what is installed and
-what is wrong with it. ``UHRC_PLUGINS=a,b`` limits all of this to the names given.
+Installed is not active. A config imports the plugins it names and no other, so a broken plugin
+hurts only who names it; to find its commands ``uhrc`` imports them all, and to find out what a
+model's layers are so does a config with ``model.hf_config``. ``uhrc plugins`` lists what is
+installed and what is wrong with it. ``UHRC_PLUGINS=a,b`` limits all of this to the names given.
 
 The records that hooks return are in `uhrc_core.specs`, `uhrc_core.component`, `uhrc_core.plan` and
 `uhrc_core.rules`.
