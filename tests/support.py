@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from uhrc_core.base import BasePrefixCache
 from uhrc_core.eviction import LRU, EvictionPolicy
 from uhrc_core.key import ExtraKey, RadixKey
 from uhrc_core.node import IndexArray
@@ -40,7 +41,7 @@ def paged_tokens(pages: list[int], page_size: int, tail: int = 0) -> list[int]:
     return tokens + [999_000 + offset for offset in range(tail)]
 
 
-def insert(cache: UnifiedRadixCache, tokens: list[int], extra_key: ExtraKey = None) -> InsertResult:
+def insert(cache: BasePrefixCache, tokens: list[int], extra_key: ExtraKey = None) -> InsertResult:
     """Allocate and insert; gives back what the tree did not take."""
     key = RadixKey(tokens, extra_key)
     value = cache.token_allocator.alloc(len(tokens))
@@ -51,7 +52,7 @@ def insert(cache: UnifiedRadixCache, tokens: list[int], extra_key: ExtraKey = No
     return result
 
 
-def match(cache: UnifiedRadixCache, tokens: list[int], extra_key: ExtraKey = None) -> MatchResult:
+def match(cache: BasePrefixCache, tokens: list[int], extra_key: ExtraKey = None) -> MatchResult:
     return cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, extra_key)))
 
 
@@ -67,7 +68,7 @@ class PlainRequest:
     seen: list[IndexArray] = field(default_factory=list)
 
 
-def run_tokens(cache: UnifiedRadixCache, req: PlainRequest, upto: int) -> bool:
+def run_tokens(cache: BasePrefixCache, req: PlainRequest, upto: int) -> bool:
     """Compute the request's tokens up to ``upto``; ``False`` when the pool is short."""
     todo = upto - cache.request_state(req.rid).allocated_len
     indices = cache.extend_req(req, todo)
@@ -78,7 +79,7 @@ def run_tokens(cache: UnifiedRadixCache, req: PlainRequest, upto: int) -> bool:
     return True
 
 
-def admit(cache: UnifiedRadixCache, req: PlainRequest) -> int | None:
+def admit(cache: BasePrefixCache, req: PlainRequest) -> int | None:
     """Match and admit; the hit length, or ``None`` when it must wait."""
     match = cache.match_req(req)
     state = cache.admit_req(req, match, num_tokens=len(req.token_ids) - match.hit_len)

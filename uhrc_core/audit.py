@@ -1,10 +1,10 @@
-"""The cache's state, checked, hashed and drawn: read-only views of a `UnifiedRadixCache`."""
+"""The cache's state, checked, hashed and drawn: read-only views."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,15 +13,31 @@ from uhrc_core.errors import InvariantError
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 
 if TYPE_CHECKING:
-    from uhrc_core.tree import UnifiedRadixCache
+    from uhrc_core.request import RequestState
 
 Held = Mapping[ComponentType, Sequence[IndexArray]]
 
 
-def check_invariants(cache: UnifiedRadixCache, held: Held) -> None:
-    """Verify the numbered rules below; raise `InvariantError` naming each that is broken."""
-    problems: list[str] = []
-    for rule in (_structure, _auxiliary, _locks, _access_order, _host_fields, _candidates):
+class Audited(Protocol):
+    """What can be audited: a cache that keeps its prefixes in tree nodes."""
+
+    page_size: int
+    dp_size: int
+
+    @property
+    def components(self) -> Sequence[TreeComponent]: ...
+    def nodes(self) -> list[UnifiedTreeNode]: ...
+    def num_receipts(self) -> int: ...
+    def live_requests(self) -> Sequence[RequestState]: ...
+
+
+def check_invariants(cache: Audited, held: Held, further: Iterable[str] = ()) -> None:
+    """Verify the numbered rules below; raise `InvariantError` naming each that is broken.
+
+    ``further`` are problems of rules that only the caller knows.
+    """
+    problems = list(further)
+    for rule in (_structure, _auxiliary, _locks, _access_order, _host_fields):
         problems.extend(rule(cache))
     for component in cache.components:
         for dp_rank in range(cache.dp_size):
@@ -31,14 +47,14 @@ def check_invariants(cache: UnifiedRadixCache, held: Held) -> None:
         raise InvariantError("\n".join([*problems, render(cache)]))
 
 
-def _below_root(cache: UnifiedRadixCache) -> Iterator[tuple[UnifiedTreeNode, UnifiedTreeNode]]:
+def _below_root(cache: Audited) -> Iterator[tuple[UnifiedTreeNode, UnifiedTreeNode]]:
     """Every node but the root, with its parent."""
     for node in cache.nodes()[1:]:
         if node.parent is not None:
             yield node, node.parent
 
 
-def _structure(cache: UnifiedRadixCache) -> Iterator[str]:
+def _structure(cache: Audited) -> Iterator[str]:
     # 1. Every registered node hangs in the tree and the tree holds no other.
     root = cache.nodes()[0]
     reached: list[UnifiedTreeNode] = []
@@ -64,7 +80,7 @@ def _structure(cache: UnifiedRadixCache) -> Iterator[str]:
             yield f"{node}: its parent {parent} does not find it by its first page"
 
 
-def _auxiliary(cache: UnifiedRadixCache) -> Iterator[str]:
+def _auxiliary(cache: Audited) -> Iterator[str]:
     # 3. Auxiliary data requires FULL on the node; FULL is contiguous from the root; a value has the
     #    size its component says.
     for node, _ in _below_root(cache):
@@ -87,7 +103,7 @@ def _auxiliary(cache: UnifiedRadixCache) -> Iterator[str]:
         yield "the root holds data"
 
 
-def _locks(cache: UnifiedRadixCache) -> Iterator[str]:
+def _locks(cache: Audited) -> Iterator[str]:
     # 4. FULL's lock_ref is at least every other's on the node, and at least any child's.
     for node, parent in _below_root(cache):
         full = node.component_data[ComponentType.FULL].lock_ref
@@ -104,7 +120,7 @@ def _locks(cache: UnifiedRadixCache) -> Iterator[str]:
         yield "nodes are locked but no receipt is outstanding"
 
 
-def _access_order(cache: UnifiedRadixCache) -> Iterator[str]:
+def _access_order(cache: Audited) -> Iterator[str]:
     # 5. An ancestor's FULL access time is never older than a descendant's.
     for node, parent in _below_root(cache):
         mine = node.component_data[ComponentType.FULL].last_access_time
@@ -113,7 +129,7 @@ def _access_order(cache: UnifiedRadixCache) -> Iterator[str]:
             yield f"{node}: FULL used at {mine}, its parent last at {above}"
 
 
-def _host_fields(cache: UnifiedRadixCache) -> Iterator[str]:
+def _host_fields(cache: Audited) -> Iterator[str]:
     # 6. No host tier holds anything.
     for node in cache.nodes():
         for kind, data in zip(ComponentType, node.component_data, strict=True):
@@ -121,11 +137,13 @@ def _host_fields(cache: UnifiedRadixCache) -> Iterator[str]:
                 yield f"{node}: {kind.name} host fields are set"
 
 
-def _candidates(cache: UnifiedRadixCache) -> Iterator[str]:
-    # 7. The eviction queues hold exactly the candidates a recount finds, each once.
-    for component in cache.components:
+def queue_problems(
+    components: Sequence[TreeComponent], nodes: Sequence[UnifiedTreeNode]
+) -> Iterator[str]:
+    """7. The eviction queues hold exactly the candidates a recount finds, each once."""
+    for component in components:
         queued = [n.id for queue in component.queues for n in queue.candidates()]
-        recount = [n.id for n in cache.nodes() if component.is_candidate(n)]
+        recount = [n.id for n in nodes if component.is_candidate(n)]
         if sorted(queued) != sorted(recount):
             yield (
                 f"{component.kind.name}: queued candidates {sorted(queued)}, "
@@ -133,9 +151,7 @@ def _candidates(cache: UnifiedRadixCache) -> Iterator[str]:
             )
 
 
-def _ownership(
-    cache: UnifiedRadixCache, component: TreeComponent, dp_rank: int, held: Held
-) -> Iterator[str]:
+def _ownership(cache: Audited, component: TreeComponent, dp_rank: int, held: Held) -> Iterator[str]:
     # 8. active + tree_evictable + tree_protected + free == capacity, each counted from its owner:
     #    the live requests (and what the caller says it holds), the tree's nodes, the free list.
     pool = component.allocator
@@ -156,8 +172,14 @@ def _ownership(
     counts = pool.ledger.counts[dp_rank]
     owners = {
         "active": (_pages_of(component, active), counts.active),
-        "evictable": (_pages_of(component, values(lambda lock_ref: lock_ref == 0)), counts.evictable),
-        "protected": (_pages_of(component, values(lambda lock_ref: lock_ref > 0)), counts.protected),
+        "evictable": (
+            _pages_of(component, values(lambda lock_ref: lock_ref == 0)),
+            counts.evictable,
+        ),
+        "protected": (
+            _pages_of(component, values(lambda lock_ref: lock_ref > 0)),
+            counts.protected,
+        ),
         "free": (pool.free_pages(dp_rank).tolist(), counts.free),
     }
     where = f"{component.kind.name} on dp_rank {dp_rank}"
@@ -176,7 +198,7 @@ def _pages_of(component: TreeComponent, indices: Sequence[IndexArray]) -> list[i
     return [page for part in indices for page in component.allocator.pages(part).tolist()]
 
 
-def _requests(cache: UnifiedRadixCache) -> Iterator[str]:
+def _requests(cache: Audited) -> Iterator[str]:
     # 9. A live request's row begins with the tree's own indices, up to its locked node.
     for state in cache.live_requests():
         node = state.lock.node
@@ -190,7 +212,7 @@ def _requests(cache: UnifiedRadixCache) -> Iterator[str]:
             yield f"request {state.request.rid!r}: lengths out of order"
 
 
-def digest(cache: UnifiedRadixCache) -> str:
+def digest(cache: Audited) -> str:
     """blake2b over nodes, slots, locks, access times, free lists and live requests."""
     state = hashlib.blake2b(digest_size=16)
 
@@ -216,7 +238,7 @@ def digest(cache: UnifiedRadixCache) -> str:
     return state.hexdigest()
 
 
-def render(cache: UnifiedRadixCache) -> str:
+def render(cache: Audited) -> str:
     """The tree as text: a line of totals per component, then one node a line, indented by depth."""
     lines: list[str] = []
     for component in cache.components:

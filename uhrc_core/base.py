@@ -1,4 +1,4 @@
-"""BasePrefixCache: the interface every prefix cache here offers, unified tree and baselines alike."""
+"""BasePrefixCache: the interface of every prefix cache here, unified tree and baselines alike."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class TreeComponent(ABC):
         """Units that `admit` takes at once. Default: none."""
         return 0
 
-    def admit(self, state: RequestState) -> None:
+    def admit(self, state: RequestState) -> None:  # noqa: B027 (taking nothing is a fine default)
         """Take what the request owns beside its tokens; `admit_demand` units are free."""
 
     @abstractmethod
@@ -241,4 +241,4 @@ class ComponentSpec:
     make_component: Callable[[Any, ComponentContext], TreeComponent]
     plan_pool: Callable[[Any, ComponentContext, Sequence[LayerKind]], PoolPlan]
     make_device_pool: Callable[..., Any]
-    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

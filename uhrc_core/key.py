@@ -86,7 +86,7 @@ class RadixKey:
         return f"RadixKey([{shown}{more}] n={len(self)}, {self.extra_key!r}, rank {self.dp_rank})"
 
     def slice(self, start: int, stop: int) -> RadixKey:
-        """The tokens in ``[start, stop)`` as a key of its own (copied, so nothing is kept alive)."""
+        """The tokens in ``[start, stop)`` as a key of its own; copied, so nothing is kept alive."""
         return RadixKey._of(self.data[start * TOKEN_BYTES : stop * TOKEN_BYTES], self.namespace)
 
     def extended(self, tokens: list[int] | npt.NDArray[np.integer]) -> RadixKey:
@@ -102,7 +102,7 @@ class RadixKey:
         return self.data[start * TOKEN_BYTES : (start + page_size) * TOKEN_BYTES]
 
     def common_len(self, start: int, edge: RadixKey, limit: int) -> int:
-        """How many tokens of ``edge`` equal this key from token ``start`` on, up to token ``limit``.
+        """How many tokens of ``edge`` equal this key's from ``start`` on, ending before ``limit``.
 
         Both sides are compared in bulk: one ``memcmp`` when the whole edge matches.
         """

@@ -32,7 +32,6 @@ from uhrc_core.params import (
 )
 from uhrc_core.pools import ReqToTokenPool
 
-
 #: Which field of `EvictParams` asks for a component's units.
 EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
 
@@ -171,9 +170,7 @@ class RequestLifecycle(ABC):
         key = RadixKey(tokens, req.extra_key, req.dp_rank)
         return self.match_prefix(MatchPrefixParams(key=key, cow_recurrent=True))
 
-    def admit_req(
-        self, req: Request, match: MatchResult, num_tokens: int
-    ) -> RequestState | None:
+    def admit_req(self, req: Request, match: MatchResult, num_tokens: int) -> RequestState | None:
         """Lock the match and take what the request needs to start.
 
         Args:

@@ -15,14 +15,10 @@ import numpy as np
 from uhrc_core import audit
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.component import TreeComponent
-from uhrc_core.errors import (
-    InvalidParamsError,
-    ReceiptError,
-    RequestError,
-    StaleNodeError,
-)
+from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
 from uhrc_core.key import RadixKey
+from uhrc_core.locks import ReceiptBook
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
     CacheStats,
@@ -55,14 +51,6 @@ class _Walk:
     miss_reason: MissReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Receipt:
-    """One acquisition: the anchor node, and what each component answered to `acquire`."""
-
-    node: UnifiedTreeNode
-    tokens: tuple[object | None, ...]
-
-
 class UnifiedRadixCache(BasePrefixCache):
     """The unified hybrid radix cache (RFC 4.1). See `BasePrefixCache` for the arguments."""
 
@@ -90,8 +78,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
         self._nodes = {0: self._root}
         self._next_node_id = 1
-        self._receipts: dict[int, _Receipt] = {}
-        self._next_receipt_id = 0
+        self._receipts = ReceiptBook()
         self._now = 0
         # Children evicted lately, so that a miss can say "evicted" and not "never seen".
         self._ghosts: dict[tuple[int, Hashable], None] = {}
@@ -218,9 +205,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._stats.inserted_num_tokens += length - prefix_len
         return InsertResult(prefix_len=prefix_len, inserted_len=length, node=node)
 
-    def _check_insert(
-        self, params: InsertParams, length: int
-    ) -> tuple[list[UnifiedTreeNode], int]:
+    def _check_insert(self, params: InsertParams, length: int) -> tuple[list[UnifiedTreeNode], int]:
         key, value = params.key, params.value
         self.token_allocator.ledger.check_rank(key.dp_rank)
         if len(value) != len(key):
@@ -285,10 +270,7 @@ class UnifiedRadixCache(BasePrefixCache):
         """
         self._check_node(node)
         tokens = tuple(component.acquire(node) for component in self.components)
-        receipt_id = self._next_receipt_id
-        self._next_receipt_id += 1
-        self._receipts[receipt_id] = _Receipt(node, tokens)
-        return IncLockRefResult(receipt_id, node)
+        return self._receipts.issue(node, tokens)
 
     def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
         """Undo one `inc_lock_ref` of ``node``.
@@ -296,19 +278,8 @@ class UnifiedRadixCache(BasePrefixCache):
         Raises:
             ReceiptError: the receipt was used already, was given for another node, or is unknown.
         """
-        receipt = self._receipts.get(params.receipt_id)
-        if receipt is None:
-            raise ReceiptError(
-                f"receipt {params.receipt_id} is not outstanding: released before, or not "
-                "this cache's; each inc_lock_ref is undone once"
-            )
-        if receipt.node is not node:
-            raise ReceiptError(
-                f"receipt {params.receipt_id} was given for {receipt.node}, not for {node}; "
-                "release the node you locked"
-            )
-        del self._receipts[params.receipt_id]
-        for component, token in zip(self.components, receipt.tokens, strict=True):
+        tokens = self._receipts.redeem(node, params)
+        for component, token in zip(self.components, tokens, strict=True):
             if token is not None:
                 component.release(node, token)
 
@@ -345,16 +316,13 @@ class UnifiedRadixCache(BasePrefixCache):
         self._stats.evicted.recurrent_num_evicted += freed[ComponentType.RECURRENT]
         return EvictResult(*freed)
 
-    def _evict_from(
-        self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]
-    ) -> None:
+    def _evict_from(self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]) -> None:
         """Drop ``trigger``'s data at ``node`` and all that must or may go with it."""
         for component in self.components:
             data = component.data(node)
             higher = component.eviction_priority >= trigger.eviction_priority
             if component is not trigger and (
-                data.value is None
-                or (higher and (data.lock_ref or not node.is_leaf))
+                data.value is None or (higher and (data.lock_ref or not node.is_leaf))
             ):
                 continue
             freed[component.kind] += component.drop(node)
@@ -401,7 +369,8 @@ class UnifiedRadixCache(BasePrefixCache):
     def check_invariants(
         self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
     ) -> None:
-        audit.check_invariants(self, held or {})
+        queues = audit.queue_problems(self.components, self.nodes())
+        audit.check_invariants(self, held or {}, queues)
 
     def digest(self) -> str:
         return audit.digest(self)

@@ -45,7 +45,7 @@ def test_ranks_have_index_spaces_of_their_own() -> None:
     assert a is not None and b is not None and a.tolist() == b.tolist()
     pool.free(a, 0)
     assert (pool.available_size(0), pool.available_size(1)) == (4, 0)
-    with pytest.raises(InvalidParamsError, match="dp_rank: 2 .* 2 rank"):
+    with pytest.raises(InvalidParamsError, match=r"dp_rank: 2 .* 2 rank"):
         pool.alloc(1, 2)
 
 
@@ -74,7 +74,7 @@ def test_a_page_of_the_tree_cannot_be_freed_by_a_caller() -> None:
     assert held is not None
     pool.adopt(held, 0, protected=False)
     assert (pool.evictable_size(0), pool.active_size(0)) == (2, 0)
-    with pytest.raises(InvalidIndexError, match="page 0 .* owned by the tree"):
+    with pytest.raises(InvalidIndexError, match=r"page 0 .* owned by the tree"):
         pool.free(held)
     pool.reclaim(held, 0)
     assert pool.available_size(0) == 4

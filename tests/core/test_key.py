@@ -12,7 +12,12 @@ from uhrc_core.key import RadixKey
 
 @pytest.mark.parametrize(
     "tokens",
-    [[1, 2, 3], np.array([1, 2, 3], np.int64), np.array([1, 2, 3], np.uint16), jnp.array([1, 2, 3])],
+    [
+        [1, 2, 3],
+        np.array([1, 2, 3], np.int64),
+        np.array([1, 2, 3], np.uint16),
+        jnp.array([1, 2, 3]),
+    ],
 )
 def test_integer_sequences_become_the_same_key(tokens: list[int]) -> None:
     key = RadixKey(tokens)

@@ -97,7 +97,7 @@ LEAVE: dict[str, Leave] = {
 def test_leaving_at_every_step_frees_everything(page_size: int, how: str, step: int) -> None:
     cache = full_cache(16, page_size)
     insert(cache, paged_tokens([1, 2], page_size))
-    req = PlainRequest("a", paged_tokens([1, 3, 4], page_size, tail=page_size - 1) + [5])
+    req = PlainRequest("a", [*paged_tokens([1, 3, 4], page_size, page_size - 1), 5])
     half, whole = page_size + page_size // 2 + 1, len(req.token_ids)
     steps: list[Callable[[], object]] = [
         lambda: admit(cache, req),
@@ -181,7 +181,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_sum() -> None:
     cache.check_fits(64)
     wide = full_cache(4, 16)
     wide.req_to_token.max_context_len = 1000
-    with pytest.raises(RequestTooLargeError, match="70 tokens needs 80 FULL units.* 64 per dp"):
+    with pytest.raises(RequestTooLargeError, match=r"70 tokens needs 80 FULL units.* 64 per dp"):
         wide.check_fits(70)
 
 

@@ -81,7 +81,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.token_allocator.free(value[: result.prefix_len], key.dp_rank)
         self.cache.token_allocator.free(value[result.inserted_len :], key.dp_rank)
 
-    @rule(num_pages=st.sampled_from([0, 1, 1, 2, 3, POOL_PAGES]), dp_rank=st.sampled_from([0, 0, 1]), shortfall=st.booleans())
+    @rule(
+        num_pages=st.sampled_from([0, 1, 1, 2, 3, POOL_PAGES]),
+        dp_rank=st.sampled_from([0, 0, 1]),
+        shortfall=st.booleans(),
+    )
     def evict(self, num_pages: int, dp_rank: int, shortfall: bool) -> None:
         self.evict_tokens(num_pages * self.page_size, dp_rank, shortfall)
 
@@ -196,7 +200,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.reference.lock(key, locked, -1)
         self.reference.lock(key, state.protected_len, +1)
         row = state.indices(0, state.protected_len).tolist()
-        assert row == [i for p in self.reference.prefixes(key) for i in self.reference.pages[p].indices]
+        assert row == [
+            i for p in self.reference.prefixes(key) for i in self.reference.pages[p].indices
+        ]
 
     @rule(choice=st.integers(0, 9), how=st.sampled_from(["finish", "abort", "retract"]))
     def leave(self, choice: int, how: str) -> None:

@@ -72,7 +72,7 @@ class PagedIndexAllocator:
     def extend(
         self, length: int, last_index: int, num_indices: int, dp_rank: int = 0
     ) -> IndexArray | None:
-        """int32[num_indices] that continue a sequence of ``length`` indices ending at ``last_index``.
+        """int32[num_indices] that continue a sequence of ``length`` indices after ``last_index``.
 
         Fills the sequence's last page before it takes new ones. ``None`` when the rank is short.
         """

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
+from uhrc_core.audit import Audited
 from uhrc_core.key import Namespace, RadixKey
 from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.tree import UnifiedRadixCache
 
 #: A whole number of pages of tokens from the root, as bytes, in its namespace.
 Prefix = tuple[Namespace, bytes]
@@ -105,18 +103,14 @@ class ReferenceCache:
                 yield page
 
 
-def contents(cache: UnifiedRadixCache) -> dict[Prefix, list[int]]:
+def contents(cache: Audited) -> dict[Prefix, list[int]]:
     """Every whole-page prefix a tree holds, with the FULL indices of its last page."""
     found: dict[Prefix, list[int]] = {}
     for node in cache.nodes()[1:]:
         value = node.component_data[ComponentType.FULL].value
         assert value is not None
-        path = [*node.path_to_root()][::-1]
-        data = b"".join(part.key.data for part in path)
-        full: IndexArray = np.concatenate(
-            [part.component_data[ComponentType.FULL].value for part in path]  # pyright: ignore
-        )
+        data = b"".join(part.key.data for part in [*node.path_to_root()][::-1])
         for end in range(node.start + cache.page_size, node.end + 1, cache.page_size):
-            prefix = (node.key.namespace, data[: 4 * end])
-            found[prefix] = full[end - cache.page_size : end].tolist()
+            page = value[end - cache.page_size - node.start : end - node.start]
+            found[node.key.namespace, data[: 4 * end]] = page.tolist()
     return found

@@ -1,0 +1,248 @@
+"""RadixCache: a prefix tree for FULL attention alone, written to be read, not to be fast.
+
+Tokens are compared in plain loops, and every eviction scans all nodes for the oldest leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+
+import numpy as np
+
+from uhrc_core import audit
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.component import TreeComponent
+from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
+from uhrc_core.events import CacheEvent
+from uhrc_core.key import RadixKey
+from uhrc_core.locks import ReceiptBook
+from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.params import (
+    CacheStats,
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
+
+
+class RadixCache(BasePrefixCache):
+    """See `BasePrefixCache`. LRU only; records no events and does not tell evicted from unseen."""
+
+    def __init__(
+        self,
+        components: Sequence[TreeComponent],
+        *,
+        page_size: int,
+        dp_size: int = 1,
+        max_requests: int,
+        max_context_len: int,
+    ) -> None:
+        super().__init__(
+            components,
+            page_size=page_size,
+            dp_size=dp_size,
+            max_requests=max_requests,
+            max_context_len=max_context_len,
+        )
+        if len(self.components) > 1:
+            raise InvalidParamsError(
+                f"{type(self).__name__} holds FULL data alone; set "
+                "cache.enable_unified_radix_tree for other components"
+            )
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._nodes = [UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)]
+        self._next_id = 1
+        self._now = 0
+        self._receipts = ReceiptBook()
+        self._stats = CacheStats()
+
+    # -- match and insert ----------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        path, hit = self._find(params.key)
+        node = path[-1] if hit == path[-1].end else self._split(path[-1], hit)
+        path = [*node.path_to_root()][::-1]
+        self._use(path)
+        whole = params.key.page_floor(self.page_size)
+        reason = None if hit == whole else MissReason.NO_PREFIX
+        self._count(params.key, hit, reason)
+        return MatchResult(
+            device_indices=np.concatenate([np.empty(0, np.int32), *map(_value, path)]),
+            last_device_node=node,
+            last_host_node=node,
+            best_match_node=node,
+            full_hit_length=hit,
+            miss_reason=reason,
+        )
+
+    def peek_prefix_len(self, key: RadixKey) -> int:
+        return self._find(key)[1]
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        key, length = params.key, params.key.page_floor(self.page_size)
+        path, had = self._find(key)
+        if len(params.value) != len(key):
+            raise InvalidParamsError(f"value: {len(params.value)} indices, {len(key)} tokens")
+        if params.prev_prefix_len % self.page_size or params.prev_prefix_len > had:
+            raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
+        self.token_allocator.adopt(params.value[had:length], key.dp_rank, protected=False)
+        node = path[-1] if had == path[-1].end else self._split(path[-1], had)
+        if had < length:
+            node = self._add(key.slice(had, length), node, length)
+            node.component_data[ComponentType.FULL].value = params.value[had:length].copy()
+        self._use([*node.path_to_root()])
+        self._stats.insert_count += 1
+        self._stats.inserted_num_tokens += length - had
+        return InsertResult(prefix_len=had, inserted_len=length, node=node)
+
+    def _find(self, key: RadixKey) -> tuple[list[UnifiedTreeNode], int]:
+        """Nodes from the root that ``key`` enters, and how many of its tokens they hold."""
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        tokens, path = key.tokens.tolist()[: key.page_floor(self.page_size)], [self._nodes[0]]
+        while len(tokens) > path[-1].end:
+            start, best = path[-1].end, 0
+            for child in list(path[-1].children.values()):
+                edge, same = child.key.tokens.tolist(), 0
+                if child.key.namespace == key.namespace:
+                    while same < min(len(edge), len(tokens) - start) and (
+                        edge[same] == tokens[start + same]
+                    ):
+                        same += 1
+                if same >= self.page_size:
+                    path.append(child)
+                    best = same - same % self.page_size
+                    break
+            if start + best < path[-1].end or not best:
+                return path, start + best
+        return path, path[-1].end
+
+    def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
+        parent, value, at = node.parent, _value(node), depth - node.start
+        assert parent is not None
+        front, back = node.key.slice(0, at), node.key.slice(at, len(node.key))
+        del parent.children[self._child_key(node)]
+        upper = self._add(front, parent, depth)
+        node.key, node.parent = back, upper
+        upper.children[self._child_key(node)] = node
+        above, below = _data(upper), _data(node)
+        above.value, below.value = value[:at].copy(), value[at:].copy()
+        above.lock_ref, above.last_access_time = below.lock_ref, below.last_access_time
+        return upper
+
+    def _add(self, edge: RadixKey, parent: UnifiedTreeNode, end: int) -> UnifiedTreeNode:
+        node = UnifiedTreeNode(self._next_id, edge, parent, end, priority=0)
+        self._next_id += 1
+        self._nodes.append(node)
+        parent.children[self._child_key(node)] = node
+        return node
+
+    def _child_key(self, node: UnifiedTreeNode) -> object:
+        page = node.key.page(0, self.page_size)
+        return page if node.start else (node.key.namespace, page)
+
+    def _use(self, path: Sequence[UnifiedTreeNode]) -> None:
+        self._now += 1
+        for node in path:
+            _data(node).last_access_time = self._now
+
+    def _count(self, key: RadixKey, hit: int, reason: MissReason | None) -> None:
+        self._stats.match_count += 1
+        self._stats.query_num_tokens += len(key)
+        self._stats.hit_num_tokens += hit
+        if reason is not None:
+            self._stats.miss_reasons[reason] += 1
+
+    # -- locks and eviction --------------------------------------------------------------------
+
+    def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
+        if node not in self._nodes:
+            raise StaleNodeError(f"{node} is not in this cache; match again")
+        for part in node.path_to_root():
+            _data(part).lock_ref += 1
+            if _data(part).lock_ref == 1:
+                self.token_allocator.protect(len(part.key), part.dp_rank)
+        return self._receipts.issue(node, (True,))
+
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
+        self._receipts.redeem(node, params)
+        for part in node.path_to_root():
+            _data(part).lock_ref -= 1
+            if _data(part).lock_ref == 0:
+                self.token_allocator.unprotect(len(part.key), part.dp_rank)
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        for kind in (ComponentType.SWA, ComponentType.RECURRENT):
+            if params.amount(kind):
+                self._pool(kind, params.dp_rank)
+        pool = self._pool(ComponentType.FULL, params.dp_rank)
+        freed = 0
+        while params.num_tokens > (
+            pool.available_size(params.dp_rank) if params.shortfall else freed
+        ):
+            leaves = [
+                node
+                for node in self._nodes[1:]
+                if node.dp_rank == params.dp_rank and node.is_leaf and not _data(node).lock_ref
+            ]
+            if not leaves:
+                break
+            victim = min(leaves, key=lambda node: (_data(node).last_access_time, node.id))
+            pool.reclaim(_value(victim), victim.dp_rank)
+            freed += len(victim.key)
+            assert victim.parent is not None
+            del victim.parent.children[self._child_key(victim)]
+            victim.parent = None
+            self._nodes.remove(victim)
+        self._stats.evicted.num_tokens_evicted += freed
+        return EvictResult(num_tokens_evicted=freed)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def nodes(self) -> list[UnifiedTreeNode]:
+        return list(self._nodes)
+
+    def num_receipts(self) -> int:
+        return len(self._receipts)
+
+    def check_invariants(
+        self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
+    ) -> None:
+        audit.check_invariants(self, held or {})
+
+    def digest(self) -> str:
+        return audit.digest(self)
+
+    def stats(self) -> CacheStats:
+        return deepcopy(self._stats)
+
+    def take_events(self) -> list[CacheEvent]:
+        return []
+
+    def pretty_print(self) -> str:
+        return audit.render(self)
+
+    def reset(self) -> None:
+        if self._live:
+            raise RequestError(f"reset: {len(self._live)} request(s) are live")
+        self.token_allocator.reset()
+        self.req_to_token.reset()
+        self._start_empty()
+
+
+def _data(node: UnifiedTreeNode) -> ComponentData:
+    return node.component_data[ComponentType.FULL]
+
+
+def _value(node: UnifiedTreeNode) -> IndexArray:
+    value = _data(node).value
+    assert value is not None
+    return value

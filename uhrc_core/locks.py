@@ -1,0 +1,56 @@
+"""ReceiptBook: who holds which lock. A release must present the receipt of its acquisition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uhrc_core.errors import ReceiptError
+from uhrc_core.node import UnifiedTreeNode
+from uhrc_core.params import DecLockRefParams, IncLockRefResult
+
+#: What each component answered to `TreeComponent.acquire`, in the cache's order of components.
+Tokens = tuple[object | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    node: UnifiedTreeNode
+    tokens: Tokens
+
+
+class ReceiptBook:
+    """The outstanding receipts of one cache; numbers are never reused."""
+
+    def __init__(self) -> None:
+        self._receipts: dict[int, _Receipt] = {}
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._receipts)
+
+    def issue(self, node: UnifiedTreeNode, tokens: Tokens) -> IncLockRefResult:
+        """Record an acquisition anchored at ``node``."""
+        receipt_id = self._next_id
+        self._next_id += 1
+        self._receipts[receipt_id] = _Receipt(node, tokens)
+        return IncLockRefResult(receipt_id, node)
+
+    def redeem(self, node: UnifiedTreeNode, params: DecLockRefParams) -> Tokens:
+        """Strike a receipt out and return what was acquired.
+
+        Raises:
+            ReceiptError: it was redeemed already, is unknown, or was issued for another node.
+        """
+        receipt = self._receipts.get(params.receipt_id)
+        if receipt is None:
+            raise ReceiptError(
+                f"receipt {params.receipt_id} is not outstanding: released before, or not "
+                "this cache's; each inc_lock_ref is undone once"
+            )
+        if receipt.node is not node:
+            raise ReceiptError(
+                f"receipt {params.receipt_id} was given for {receipt.node}, not for {node}; "
+                "release the node you locked"
+            )
+        del self._receipts[params.receipt_id]
+        return receipt.tokens
