@@ -111,11 +111,15 @@ class Tokenizer:
             raise TokenizerError("this model has no chat template; give token ids or plain text")
         eos = self.eos_token_ids[0] if self.eos_token_ids else None
         try:
-            return _environment().from_string(source).render(
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self._token(self.bos_token_id),
-                eos_token=self._token(eos),
+            return (
+                _environment()
+                .from_string(source)
+                .render(
+                    messages=list(messages),
+                    add_generation_prompt=add_generation_prompt,
+                    bos_token=self._token(self.bos_token_id),
+                    eos_token=self._token(eos),
+                )
             )
         except TemplateError as error:
             raise TokenizerError(f"the chat template refused the messages: {error}") from error

@@ -5,13 +5,11 @@ The goldens come from tests/oracle/make_tiny_models.py; the weights are recreate
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from tests.oracle import tiny
 from uhrc_engine.models.contract import StepRow, make_step_inputs
@@ -31,10 +29,7 @@ TOLERANCE = 1e-4
 def case(request, tmp_path_factory):
     """(name, a runner over the loaded checkpoint)."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    config = tiny.CONFIGS[request.param]
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tiny.tensors(config), folder / "model.safetensors")
-    loaded = load_pretrained(folder)
+    loaded = load_pretrained(tiny.write_checkpoint(folder, request.param))
     shapes = [layer.shape for layer in loaded.model.layer_caches]
     pool = FullKVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=POOL_TOKENS))
     buckets = Buckets(prefill=(Bucket(1, 192),), decode_rows=(2,))
@@ -42,9 +37,7 @@ def case(request, tmp_path_factory):
     return request.param, runner
 
 
-def feed(
-    runner: Runner, ids: np.ndarray, cuts: tuple[int, ...], width: int = 192
-) -> np.ndarray:
+def feed(runner: Runner, ids: np.ndarray, cuts: tuple[int, ...], width: int = 192) -> np.ndarray:
     """Logits after each chunk [cuts[i], cuts[i + 1]), over pages in a scattered order."""
     pages = np.random.default_rng(1).permutation(POOL_TOKENS // PAGE_SIZE)[:MAX_PAGES]
     kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1).astype(np.int32)

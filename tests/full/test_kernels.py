@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from uhrc_full.kernels import Kernel
 from uhrc_full.kernels.attention import BLOCK_TOKENS, PAGED_ATTENTION, paged_attention
 from uhrc_full.kernels.kv_update import KV_UPDATE, kv_update

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from uhrc_core.errors import ConfigError
 from uhrc_full.layout import GQAShape, LaneLayout, MLAShape, RowLayout, plan_pool
 

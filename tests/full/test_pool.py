@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+
 from uhrc_core.errors import InvalidIndexError
 from uhrc_full.layout import GQAShape, MLAShape, plan_pool
 from uhrc_full.pool import FullKVPool

@@ -5,14 +5,12 @@ Run in an environment with torch and transformers:  python tests/oracle/make_tin
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,10 +19,8 @@ import tiny
 
 def logits_of(name: str) -> np.ndarray:
     """float32[GOLDEN_TOKENS, vocab] of one forward over the whole sequence."""
-    config = tiny.CONFIGS[name]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config))
-        save_file(tiny.tensors(config), Path(folder, "model.safetensors"), {"format": "pt"})
+        tiny.write_checkpoint(Path(folder), name)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )

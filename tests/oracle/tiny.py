@@ -1,14 +1,17 @@
 """Tiny models whose weights come from their tensors' names alone: the goldens' makers and the tests
-build the same checkpoint without storing it. numpy only."""
+build the same checkpoint without storing it."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 GOLDEN_TOKENS = 140
 _LLAMA: dict[str, Any] = {
@@ -104,6 +107,13 @@ def tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The whole checkpoint, float32, under the names published checkpoints use."""
     shapes = _deepseek_shapes(config) if "kv_lora_rank" in config else _llama_shapes(config)
     return {name: _tensor(name, shape) for name, shape in shapes.items()}
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    """Writes config.json and model.safetensors of one case; returns the folder."""
+    (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
+    save_file(tensors(CONFIGS[name]), folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def _uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -20,14 +20,26 @@ def require(config: Mapping[str, Any], key: str, *supported: Any) -> None:
     """Raises UnsupportedModelError when `config[key]` is present and not one of `supported`."""
     if config.get(key, supported[0]) not in supported:
         wanted = " or ".join(repr(value) for value in supported)
-        raise UnsupportedModelError(f"{key} = {config[key]!r} is not supported; supported: {wanted}")
+        raise UnsupportedModelError(
+            f"{key} = {config[key]!r} is not supported; supported: {wanted}"
+        )
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (Zhang and Sennrich 2019)."""
     wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * weight
+    mean = exact_sum(wide * wide) / x.shape[-1]
+    return (wide * jax.lax.rsqrt(mean + eps)).astype(x.dtype) * weight
+
+
+def exact_sum(x: jax.Array) -> jax.Array:
+    """Sum over the last axis, kept, in an order that the number of rows does not change.
+
+    XLA's CPU compiler unrolls sums of fewer than 64 terms wholly, and then groups them by how many
+    rows there are; zeros up to 64 terms prevent that (measured: 8 to 576 terms, 64 to 512 rows).
+    """
+    spare = max(0, 64 - x.shape[-1])
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]).sum(axis=-1, keepdims=True)
 
 
 def linear(x: jax.Array, layer: Params) -> jax.Array:

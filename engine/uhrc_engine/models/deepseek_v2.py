@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from uhrc_full.kernels.mla import mla_attention
-from uhrc_full.layout import MLAShape
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import (
@@ -22,6 +20,8 @@ from uhrc_engine.models.contract import (
     TensorReader,
 )
 from uhrc_engine.models.rope import Rope, rope_from_config, rotate
+from uhrc_full.kernels.mla import mla_attention
+from uhrc_full.layout import MLAShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,7 @@ class DeepseekV2(Model):
         compressed = blocks.rms_norm(latent[..., : dims.kv_rank], layer["kv_a_norm"], 1e-6)
         k_rope = rotate(latent[..., None, dims.kv_rank :], cos_sin)[..., 0, :]
         latent = jnp.concatenate([compressed, k_rope], axis=-1)
-        cache = cache.write(
-            latent.reshape(-1, latent.shape[-1]), inputs.write_indices.reshape(-1)
-        )
+        cache = cache.write(latent.reshape(-1, latent.shape[-1]), inputs.write_indices.reshape(-1))
 
         absorbed = jnp.einsum("rwhn,hnk->rwhk", q_nope, layer["key_up"])
         attended = mla_attention(

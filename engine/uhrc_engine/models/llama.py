@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-from uhrc_full.kernels.attention import paged_attention
-from uhrc_full.layout import GQAShape
 
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import (
@@ -20,6 +18,8 @@ from uhrc_engine.models.contract import (
     TensorReader,
 )
 from uhrc_engine.models.rope import Rope, rope_from_config, rotate
+from uhrc_full.kernels.attention import paged_attention
+from uhrc_full.layout import GQAShape
 
 
 @dataclass(frozen=True, slots=True)

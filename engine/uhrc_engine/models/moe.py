@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from uhrc_engine.models.contract import Params, TensorReader
 
 
 def softmax_top_k(x: jax.Array, router: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array]:
-    """Weights float32[N, k] and experts int32[N, k] of x [N, dim], router [dim, experts].
+    """Weights float32[N, k] and experts int32[N, k] of x [N, dim], router float32[dim, experts].
 
     The weights are the softmax over *all* experts, not renormalised over the chosen ones.
     """
-    scores = jax.nn.softmax(x.astype(jnp.float32) @ router.astype(jnp.float32), axis=-1)
-    return jax.lax.top_k(scores, top_k)
+    scores = x.astype(jnp.float32) @ router
+    scores = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return jax.lax.top_k(scores / blocks.exact_sum(scores), top_k)
 
 
 def experts(x: jax.Array, weights: jax.Array, chosen: jax.Array, layer: Params) -> jax.Array:
@@ -36,7 +38,8 @@ def experts(x: jax.Array, weights: jax.Array, chosen: jax.Array, layer: Params) 
     out = jax.lax.ragged_dot(jax.nn.silu(gate) * up, layer["down"], sizes)
     out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
     out = out.reshape(tokens, top_k, -1) * weights[..., None].astype(x.dtype)
-    return out.sum(axis=1)
+    # One addition after the other: the order of a short `sum` would depend on the number of tokens.
+    return reduce(jnp.add, (out[:, k] for k in range(top_k)))
 
 
 def take_experts(

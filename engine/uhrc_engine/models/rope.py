@@ -76,9 +76,7 @@ def rope_from_config(config: Mapping[str, Any], dim: int) -> Rope:
 
 def _llama3(plain: Frequencies, settings: Mapping[str, Any]) -> Frequencies:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
-    factor, low, high = (
-        settings[key] for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (settings[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = settings["original_max_position_embeddings"] * plain / (2 * np.pi)
     keep = np.clip((turns - low) / (high - low), 0, 1)
     return ((1 - keep) * plain / factor + keep * plain).astype(np.float32)
@@ -95,8 +93,10 @@ def _yarn(plain: Frequencies, settings: Mapping[str, Any], config: Mapping[str, 
     factor = settings.get("factor") or config["max_position_embeddings"] / original
 
     def dimension_of(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (
-            2 * math.log(settings["rope_theta"])
+        return (
+            dim
+            * math.log(original / (turns * 2 * math.pi))
+            / (2 * math.log(settings["rope_theta"]))
         )
 
     low = dimension_of(settings.get("beta_fast") or 32)

@@ -50,9 +50,7 @@ class SafetensorsSource:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """See `TensorSource`."""
-        return {
-            name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()
-        }
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
 
     def load(self, name: str) -> npt.NDArray[Any]:
         """See `TensorSource`."""

@@ -203,7 +203,11 @@ def plan_pool(
     """
     problems = [
         f"{name} = {value}: must be a positive integer"
-        for name, value in (("page_size", page_size), ("num_tokens", num_tokens), ("dp_size", dp_size))
+        for name, value in (
+            ("page_size", page_size),
+            ("num_tokens", num_tokens),
+            ("dp_size", dp_size),
+        )
         if value < 1
     ]
     if not problems and num_tokens % page_size:

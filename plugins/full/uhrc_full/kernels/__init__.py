@@ -39,7 +39,9 @@ class Kernel:
 
     def pick(self, implementation: str) -> Callable[..., Any]:
         """The function behind a name or behind "auto". Raises ValueError for an unknown name."""
-        names = _AUTO_ORDER[jax.default_backend()] if implementation == "auto" else (implementation,)
+        names = (
+            _AUTO_ORDER[jax.default_backend()] if implementation == "auto" else (implementation,)
+        )
         for name in names:
             if name in self._implementations:
                 return self._implementations[name]

@@ -1,0 +1,225 @@
+"""The Runner: buckets, compilation, donation, and rows that do not feel their neighbours."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.oracle import tiny
+from uhrc_engine.models.contract import StepInputs, StepRow, make_step_inputs
+from uhrc_engine.runner import Bucket, Buckets, Runner
+from uhrc_engine.weights import load_pretrained
+from uhrc_full.layout import plan_pool
+from uhrc_full.pool import FullKVPool
+
+BUCKETS = Buckets(prefill=(Bucket(1, 64), Bucket(1, 128), Bucket(3, 64)), decode_rows=(1, 4))
+CASES = [(1, "llama"), (16, "llama"), (128, "llama"), (16, "deepseek")]
+MODELS = {"llama": "llama_gqa_untied", "deepseek": "deepseek_v2_lite"}
+CONTEXT, POOL_TOKENS = 512, 2048
+IDS = np.random.default_rng(0).integers(0, 64, CONTEXT).astype(np.int32)
+OTHER_IDS = IDS[::-1]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """The checkpoints, by family."""
+    return {
+        family: load_pretrained(tiny.write_checkpoint(tmp_path_factory.mktemp(family), name))
+        for family, name in MODELS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def runners(loaded):
+    """One runner per case."""
+    return {
+        (page_size, family): make_runner(loaded[family], page_size) for page_size, family in CASES
+    }
+
+
+@pytest.fixture
+def llama16(runners):
+    return runners[16, "llama"]
+
+
+def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
+    shapes = [layer.shape for layer in loaded.model.layer_caches]
+    pool = FullKVPool(plan_pool(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
+    max_pages = max_pages or CONTEXT // page_size
+    runner = Runner(loaded.model, loaded.params, {"full": pool}, BUCKETS, max_pages=max_pages)
+    runner.page_size = page_size  # for this file's helpers
+    return runner
+
+
+def place(page_size: int, seed: int) -> np.ndarray:
+    """Token indices of a sequence over scattered pages; different seeds share no page."""
+    pages = np.arange(POOL_TOKENS // page_size).reshape(-1, CONTEXT // page_size)[seed]
+    pages = np.random.default_rng(seed).permutation(pages)
+    return (pages[:, None] * page_size + np.arange(page_size)).ravel().astype(np.int32)
+
+
+def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
+    inputs = make_step_inputs(
+        rows, width=width, max_pages=runner.max_pages, page_size=runner.page_size
+    )
+    return np.asarray(runner.step(inputs))
+
+
+def prefill(runner: Runner, kv: np.ndarray, cuts: tuple[int, ...], width: int = 64) -> np.ndarray:
+    """Logits after the last chunk of IDS cut at `cuts`."""
+    for start, end in pairwise(cuts):
+        logits = step(runner, [StepRow(IDS[start:end], start, kv)], width)[0]
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cached_prefix_gives_the_same_bits_as_computing_it(runners, case):
+    """The prefix was computed earlier, by another request, in the same chunks."""
+    runner, page_size = runners[case], case[0]
+    scratch = prefill(runner, place(page_size, 0), (0, 64, 128, 192, 250))
+    shared = place(page_size, 1)
+    prefill(runner, shared, (0, 64, 128))
+    step(runner, [StepRow(OTHER_IDS[:64], 0, place(page_size, 2))], 64)
+    np.testing.assert_array_equal(prefill(runner, shared, (128, 192, 250)), scratch)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_has_the_same_bits_alone_and_among_others(runners, case):
+    runner, page_size = runners[case], case[0]
+    prefill(runner, place(page_size, 0), (0, 64))
+    alone = prefill(runner, place(page_size, 0), (64, 100))
+    rows = [
+        StepRow(OTHER_IDS[:64], 0, place(page_size, 2)),
+        StepRow(IDS[64:100], 64, place(page_size, 0)),
+        StepRow(OTHER_IDS[:7], 0, place(page_size, 3)),
+    ]
+    np.testing.assert_array_equal(step(runner, rows, 64)[1], alone)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bucket_does_not_change_the_bits(runners, case):
+    runner, kv = runners[case], place(case[0], 0)
+    narrow = prefill(runner, kv, (0, 50), width=64)
+    np.testing.assert_array_equal(prefill(runner, kv, (0, 50), width=128), narrow)
+
+
+def test_the_width_of_the_page_table_does_not_change_the_bits(loaded, llama16):
+    wide = make_runner(loaded["llama"], 16, max_pages=77)
+    expected = prefill(llama16, place(16, 0), (0, 64, 128))
+    np.testing.assert_array_equal(prefill(wide, place(16, 0), (0, 64, 128)), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decode_continues_a_prefill(runners, case):
+    """Decoding token by token agrees with one prefill of everything, in any batch position."""
+    runner, page_size = runners[case], case[0]
+    kv = place(page_size, 0)
+    expected = prefill(runner, place(page_size, 1), (0, 64, 72))
+    prefill(runner, kv, (0, 64))
+    for position in range(64, 72):
+        rows = [StepRow([IDS[position]], position, kv)]
+        if position % 2:
+            rows.insert(0, StepRow([5], 0, place(page_size, 2)))
+        logits = step(runner, rows, 1)[len(rows) - 1]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_only_the_new_tokens_are_written(llama16):
+    runner = llama16
+    pool = runner.pools["full"]
+    pool.replace(jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), pool.buffers))
+    kv = place(16, 0)
+    prefill(runner, kv, (0, 37))
+    step(runner, [StepRow(IDS[37:38], 37, kv), StepRow(IDS[:1], 0, place(16, 1))], 1)
+    written = {*kv[:38].tolist(), int(place(16, 1)[0])}
+    for arrays in pool.read(np.arange(POOL_TOKENS)):
+        for array in arrays:
+            filled = ~np.isnan(array).any(axis=(1, 2))
+            assert set(np.flatnonzero(filled).tolist()) == written
+
+
+def test_warmup_compiles_everything_and_writes_nothing(loaded):
+    runner = make_runner(loaded["llama"], 16)
+    buffers = runner.pools["full"].buffers
+    runner.warmup()
+    assert runner.pools["full"].buffers is buffers
+    assert not any(np.asarray(a).any() for a in jax.tree.leaves(buffers))
+    del buffers
+    assert runner.compile_count == 5
+    for count, width in ((1, 64), (1, 100), (2, 3), (1, 1), (3, 1)):
+        rows = [StepRow(IDS[: min(width, 5)], 0, place(16, i)) for i in range(count)]
+        step(runner, rows, width)
+    assert runner.compile_count == 5
+
+
+@pytest.mark.parametrize("bucket", [Bucket(1, 128), Bucket(4, 1)])
+def test_the_pools_are_updated_in_place(llama16, bucket):
+    """Every pool byte is aliased, no temporary is as large as one layer's pool, pointers stay."""
+    runner = llama16
+    pool = runner.pools["full"]
+    memory = runner.program(bucket).memory_analysis()
+    layer_bytes = pool.plan.layers[0][0].num_bytes
+    assert memory.alias_size_in_bytes == pool.plan.total_bytes
+    copies = [
+        line
+        for line in runner.program(bucket).as_text().splitlines()
+        if " copy(" in line and f"f32[{POOL_TOKENS // 16},16,2,8]" in line.split(" copy(")[0]
+    ]
+    assert copies == []
+    assert memory.temp_size_in_bytes < 8 * layer_bytes
+    before = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(pool.buffers)]
+    step(runner, [StepRow(IDS[: bucket.width], 0, place(16, 0))], bucket.width)
+    assert [a.unsafe_buffer_pointer() for a in jax.tree.leaves(pool.buffers)] == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "bucket"),
+    [
+        (1, 1, (1, 1)),
+        (2, 1, (4, 1)),
+        (1, 2, (1, 64)),
+        (1, 65, (1, 128)),
+        (2, 64, (3, 64)),
+    ],
+)
+def test_the_cheapest_bucket_that_fits_is_taken(llama16, rows, width, bucket):
+    assert llama16.bucket_for(rows, width) == bucket
+
+
+def test_a_step_no_bucket_holds_is_refused(llama16):
+    with pytest.raises(ValueError, match=r"no bucket holds a step of 5 rows x 1 tokens; there are"):
+        llama16.bucket_for(5, 1)
+
+
+def test_a_prefill_bucket_below_64_token_rows_is_refused():
+    with pytest.raises(ValueError, match=r"prefill bucket \(1, 32\) has fewer than 64 token rows"):
+        Buckets(prefill=(Bucket(1, 32),))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (StepRow([], 0, np.arange(9)), "row 0 has 0 new tokens; this step takes 1 to 4"),
+        (StepRow([1] * 5, 0, np.arange(9)), "row 0 has 5 new tokens"),
+        (StepRow([1] * 4, 6, np.arange(9)), "row 0 has 9 kv_indices for 10 tokens"),
+        (StepRow([1], 8, np.arange(9)), "row 0 needs 3 pages; the page table holds 2"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(row, message):
+    with pytest.raises(ValueError, match=message):
+        make_step_inputs([row], width=4, max_pages=2, page_size=4)
+
+
+def test_step_inputs_describe_the_rows():
+    kv = np.array([8, 9, 10, 11, 4, 5], np.int32)
+    inputs = make_step_inputs([StepRow([7, 8], 4, kv)], width=3, max_pages=3, page_size=4)
+    assert isinstance(inputs, StepInputs)
+    np.testing.assert_array_equal(inputs.token_ids, [[7, 8, 0]])
+    np.testing.assert_array_equal(inputs.positions, [[4, 5, 0]])
+    np.testing.assert_array_equal(inputs.write_indices, [[4, 5, np.iinfo(np.int32).max]])
+    np.testing.assert_array_equal(inputs.page_table, [[2, 1, 0]])
+    assert (inputs.kv_lens.tolist(), inputs.q_lens.tolist()) == ([6], [2])
