@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uhrc_core.assemble import build_kv_cache, make_device_pools
+from uhrc_core.assemble import build_kv_cache, make_components, make_device_pools
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.baseline import ChunkCache
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.loading import load_config, parse_config
@@ -32,28 +33,19 @@ class EngineParts:
     limits: SchedulerLimits
     resolved: ResolvedConfig
 
-    def disabled_cache(self) -> BasePrefixCache:
-        from uhrc_core.assemble import _make_component
-        from uhrc_core.params import MatchResult, MissReason
-        from uhrc_core.tree import UnifiedRadixCache
+    def without_reuse(self) -> EngineParts:
+        """The same runner with a fresh cache that shares nothing: what to compare a run with.
 
-        class Off(UnifiedRadixCache):
-            def match_prefix(self, params):
-                import numpy as np
-
-                r = self._root
-                return MatchResult(np.zeros(0, np.int32), r, r, r, miss_reason=MissReason.DISABLED)
-
-            def _publish(self, state, *, finished):
-                return None
-
-        c = self.resolved.config.cache
-        return Off(
-            [_make_component(p) for p in self.resolved.components],
-            page_size=c.page_size,
-            max_requests=c.max_requests,
-            max_context_len=c.max_context_len,
+        Both caches give out the same pool's indices: drain one engine before running the other.
+        """
+        cache = self.resolved.config.cache
+        disabled = ChunkCache(
+            make_components(self.resolved),
+            page_size=cache.page_size,
+            max_requests=cache.max_requests,
+            max_context_len=cache.max_context_len,
         )
+        return replace(self, cache=disabled)
 
 
 def as_config(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -55,9 +57,10 @@ def engine(parts: EngineParts) -> Engine:
     return Engine(parts)
 
 
-@pytest.fixture
-def uncached(parts: EngineParts) -> Engine:
-    return Engine(replace(parts, cache=parts.disabled_cache()))
+@pytest.fixture(scope="module")
+def uncached(pretrained: Pretrained) -> Engine:
+    """Shares nothing, on pools of its own."""
+    return Engine(build_parts(pretrained, as_config(tables())).without_reuse())
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:
@@ -205,11 +208,22 @@ def test_a_stop_token_ends_the_answer(engine: Engine) -> None:
     assert stopped.finish_reason is FinishReason.STOP
 
 
-def test_nothing_is_compiled_after_warmup(engine: Engine) -> None:
+def test_nothing_is_compiled_after_warmup(
+    pretrained: Pretrained, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine.from_model(pretrained, tables())
+    jax.clear_caches()
+    engine.warmup()
     before = engine.stats().compiled_programs
-    for length in (1, 2, 63, 64, 65, 128, 129, 500):
-        engine.generate([Request(tokens(length, seed=i), 3) for i in range(5)])
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        for length in (1, 2, 63, 64, 65, 128, 129, 500):
+            for temperature in (0.0, 0.7):
+                requests = [
+                    Request(tokens(length, seed=i), 3, temperature=temperature) for i in range(5)
+                ]
+                engine.generate(requests)
     assert engine.stats().compiled_programs == before == 3
+    assert [r.getMessage() for r in caplog.records if "ompil" in r.getMessage()] == []
 
 
 def test_stats_count_what_happened(engine: Engine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,7 +112,7 @@ def _cost(completion: Completion) -> str:
 
 
 @contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+def _deferred_interrupt() -> Generator[Callable[[], bool]]:
     """Within, Ctrl-C only makes the given function answer True."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))

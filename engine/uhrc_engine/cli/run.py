@@ -20,6 +20,7 @@ from rich.progress import (
 
 from uhrc_core.cli.options import with_config
 from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError
 from uhrc_engine.cli.loading import model_path, stderr
 from uhrc_engine.workload.config import WorkloadTable, load_scripts
 
@@ -34,6 +35,8 @@ def run(config: Config, json_file: JsonFile = None) -> None:
 
     Leaves with status 1 when the answers differ.
     """
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ConfigError(f"--json {json_file}: the folder does not exist; make it first")
     scripts = load_scripts(config.table(WorkloadTable))
     path = model_path(config)
     try:
@@ -45,11 +48,13 @@ def run(config: Config, json_file: JsonFile = None) -> None:
         stderr.print("interrupted; nothing was written")
         raise typer.Exit(130) from None
 
-    from uhrc_engine.report.table import comparison_table
+    from uhrc_engine.report.table import comparison_table, transcript
 
     if json_file is not None:
         json_file.write_text(json.dumps(comparison.to_json(), indent=2) + "\n", encoding="utf-8")
-    Console().print(comparison_table(comparison))
+    stdout = Console(highlight=False)
+    stdout.print(transcript(comparison.talks[-1], scripts))
+    stdout.print(comparison_table(comparison))
     if comparison.differing_turns:
         stderr.print(f"answers differ in (conversation, turn) {comparison.differing_turns}")
         raise typer.Exit(1)

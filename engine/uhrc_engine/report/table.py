@@ -1,19 +1,36 @@
-"""A comparison as a table: one column a run, one line a figure."""
+"""A comparison on screen: what was said, and a table with one column a run, one line a figure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
+from rich.text import Text
 
 from uhrc_engine.report.summary import Comparison, RunSummary
+from uhrc_engine.workload.config import Script
+from uhrc_engine.workload.drive import Talks
+
+
+def transcript(talks: Talks, scripts: Sequence[Script]) -> Text:
+    """Questions and answers, by conversation."""
+    text = Text()
+    for turn in talks.turns:
+        if turn.number == 0:
+            text.append(f"conversation {turn.conversation + 1}\n", style="bold")
+        text.append(f"  {scripts[turn.conversation].questions[turn.number]}\n", style="dim")
+        text.append(f"    {' '.join(turn.text.split())}\n")
+    return text
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """The figures of all runs; the last line compares each run's answers with the first run's."""
     turns = comparison.talks[0].turns
+    talks = {turn.conversation for turn in turns}
     table = Table(
-        title=f"{comparison.runs[0].model}: {len(turns)} turns of "
-        f"{len({turn.conversation for turn in turns})} interleaved conversations",
-        caption="TTFT: time to first token, waiting for the other conversations included",
+        title=comparison.runs[0].model,
+        caption=f"{len(turns)} turns of {len(talks)} interleaved conversations. TTFT: seconds to "
+        "the first token, waiting for the other conversations included.",
     )
     table.add_column("")
     for run in comparison.runs:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.config import Config
-from uhrc_engine.assembly import build_parts
+from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.config import EngineTable
 from uhrc_engine.engine import Engine
 from uhrc_engine.report.summary import Comparison, RunSummary, summarize
@@ -47,14 +45,14 @@ def compare(
     observer.phase("compile the steps", None)
     Engine(parts).warmup()
 
-    def run(label: str, cache: BasePrefixCache) -> tuple[RunSummary, Talks]:
+    def run(label: str, parts: EngineParts) -> tuple[RunSummary, Talks]:
         observer.phase(f"cache: {label}", sum(len(script.questions) for script in scripts))
-        engine = Engine(replace(parts, cache=cache))
+        engine = Engine(parts)
         max_new_tokens = config.table(WorkloadTable).max_new_tokens
         talks = hold_conversations(
             engine, tokenizer, scripts, max_new_tokens, lambda turn: observer.advance()
         )
         return summarize(path.stem, label, talks, engine.stats()), talks
 
-    runs = [run("none", parts.disabled_cache()), run("radix tree", parts.cache)]
+    runs = [run("none", parts.without_reuse()), run("radix tree", parts)]
     return Comparison(tuple(r for r, _ in runs), tuple(t for _, t in runs))

@@ -1,0 +1,80 @@
+"""Time to first token with a hit, against what the uncached tokens should cost.
+
+python -m pytest benchmarks/engine_ttft.py --benchmark-only
+
+A hit may cost at most 1.2 x (uncached tokens, rounded up to a step's bucket / prompt tokens) x the
+time without a hit, and one decode step. Times are the least of several runs: other work on the
+machine only ever adds to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from uhrc_core.loading import load_config
+from uhrc_engine import Engine, Request
+from uhrc_engine.weights.smollm2 import fetch_smollm2
+
+CONFIG = Path(__file__).parents[1] / "configs" / "smollm2.toml"
+BUCKETS = (64, 256)
+ROUNDS = 4
+ALLOWANCE = 1.2
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    engine = Engine.from_pretrained(fetch_smollm2(), load_config(CONFIG))
+    engine.warmup()
+    engine.generate([_request(np.arange(300), 2)])
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens"), [(512, 496), (512, 448), (1024, 1008), (1024, 768)]
+)
+def test_ttft_with_a_hit_is_that_of_the_uncached_tokens(
+    engine: Engine, benchmark: BenchmarkFixture, prompt_tokens: int, cached_tokens: int
+) -> None:
+    prompts = _prompts(prompt_tokens)
+    cold: list[float] = []
+    warm: list[float] = []
+    decode: list[float] = []
+
+    def one_round() -> None:
+        engine.cache.reset()
+        prompt = next(prompts)
+        [first] = engine.generate([_request(prompt, 5)])
+        cold.append(first.ttft_s or 0.0)
+        decode.append((first.latency_s - cold[-1]) / 4)
+        engine.cache.reset()
+        engine.generate([_request(prompt[:cached_tokens], 2)])
+        [second] = engine.generate([_request(prompt, 1)])
+        assert second.cached_tokens == cached_tokens
+        warm.append(second.ttft_s or 0.0)
+
+    benchmark.pedantic(one_round, rounds=ROUNDS)
+    uncached = prompt_tokens - cached_tokens
+    rounded = next(bucket for bucket in BUCKETS if bucket >= uncached)
+    bound = ALLOWANCE * rounded / prompt_tokens * min(cold) + min(decode)
+    benchmark.extra_info |= {
+        "ttft_cold_s": min(cold),
+        "ttft_hit_s": min(warm),
+        "decode_step_s": min(decode),
+        "bound_s": bound,
+    }
+    assert min(warm) <= bound, benchmark.extra_info
+
+
+def _prompts(length: int) -> Iterator[np.ndarray]:
+    rng = np.random.default_rng(0)
+    while True:
+        yield rng.integers(0, 49_000, length)
+
+
+def _request(token_ids: np.ndarray, max_new_tokens: int) -> Request:
+    return Request(token_ids, max_new_tokens)
