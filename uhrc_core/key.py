@@ -101,15 +101,13 @@ class RadixKey:
         """The page that begins at token ``start``, as a dict key."""
         return self.data[start * TOKEN_BYTES : (start + page_size) * TOKEN_BYTES]
 
-    def common_len(self, start: int, edge: RadixKey, limit: int) -> int:
-        """How many tokens of ``edge`` equal this key's from ``start`` on, ending before ``limit``.
+    def starts_with(self, edge: RadixKey, start: int) -> bool:
+        """Whether all of ``edge`` stands in this key from token ``start`` on: one ``memcmp``."""
+        return self.data.startswith(edge.data, start * TOKEN_BYTES)
 
-        Both sides are compared in bulk: one ``memcmp`` when the whole edge matches.
-        """
-        n_edge = len(edge.data) // TOKEN_BYTES
-        if n_edge <= limit - start and self.data.startswith(edge.data, start * TOKEN_BYTES):
-            return n_edge
-        n = min(n_edge, limit - start)
+    def common_len(self, edge: RadixKey, start: int, limit: int) -> int:
+        """How many tokens of ``edge`` equal this key's from ``start`` on, ending before ``limit``."""
+        n = min(len(edge), limit - start)
         mine = np.frombuffer(self.data, np.int32, n, start * TOKEN_BYTES)
         differs = mine != np.frombuffer(edge.data, np.int32, n)
         first = int(differs.argmax()) if n else 0

@@ -118,22 +118,20 @@ class UnifiedRadixCache(BasePrefixCache):
         limit = key.page_floor(self.page_size)
         path, full_len = self._descend(key, limit)
         validators = [component.match_validator() for component in self.components]
-        best_count = best_len = 0
-        rejected_by: TreeComponent | None = None
+        best_count = best_len = start = 0
+        rejected_by = -1
         for count, node in enumerate(path, 1):
             stop = min(node.end, full_len)
-            refusals = [
-                component
-                for component, accepts in zip(self.components, validators, strict=True)
-                if not accepts(node, stop - node.start)
-            ]
-            if refusals:
-                rejected_by = refusals[0]
-            else:
+            accepted = True
+            for index, accepts in enumerate(validators):  # all see every node, in order
+                if not accepts(node, stop - start):
+                    accepted, rejected_by = False, index
+            if accepted:
                 best_count, best_len = count, stop
+            start = stop
         reason: MissReason | None = None
-        if best_len < full_len and rejected_by is not None:
-            reason = rejected_by.miss_reason
+        if best_len < full_len:
+            reason = self.components[rejected_by].miss_reason
         elif best_len < limit:
             reason = self._reason_for_end(key, path, full_len)
         return _Walk(path, full_len, best_count, best_len, reason)
@@ -141,17 +139,17 @@ class UnifiedRadixCache(BasePrefixCache):
     def _descend(self, key: RadixKey, limit: int) -> tuple[list[UnifiedTreeNode], int]:
         """Nodes that ``key[:limit]`` passes and how many tokens of it they hold (whole pages)."""
         path: list[UnifiedTreeNode] = []
-        node, pos = self._root, 0
-        while pos < limit:
-            child = node.children.get(self._child_key(node, key, pos))
-            if child is None:
-                break
+        page, page_size, starts_with = key.page, self.page_size, key.starts_with
+        pos = 0
+        child = self._root.children.get((key.namespace, page(0, page_size))) if limit else None
+        while child is not None:
             path.append(child)
-            pos += key.common_len(pos, child.key, limit)
-            if pos < child.end:
-                pos -= pos % self.page_size
+            if child.end > limit or not starts_with(child.key, pos):
+                pos += key.common_len(child.key, pos, limit)
+                pos -= pos % page_size
                 break
-            node = child
+            pos = child.end
+            child = child.children.get(page(pos, page_size)) if pos < limit else None
         return path, pos
 
     def _child_key(self, parent: UnifiedTreeNode, key: RadixKey, start: int) -> Hashable:

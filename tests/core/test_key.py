@@ -86,7 +86,7 @@ def test_tokens_are_copied_and_read_only() -> None:
 def test_common_len_counts_equal_tokens_up_to_the_limit(
     start: int, edge: list[int], limit: int, common: int
 ) -> None:
-    assert RadixKey([1, 2, 3, 4, 5, 6]).common_len(start, RadixKey(edge), limit) == common
+    assert RadixKey([1, 2, 3, 4, 5, 6]).common_len(RadixKey(edge), start, limit) == common
 
 
 def test_slice_extended_and_page_floor() -> None:

@@ -1,0 +1,143 @@
+"""The control plane against physical limits and against itself at another size.
+
+python -m pytest benchmarks/core_tree.py
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.baseline import ChunkCache
+from uhrc_core.eviction import LRU
+from uhrc_core.key import RadixKey
+from uhrc_core.params import EvictParams, InsertParams, MatchPrefixParams
+from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_core.tree import UnifiedRadixCache
+from uhrc_full.component import FullComponent
+
+BestOf = Callable[[Callable[[], object], int], float]
+CheckRatio = Callable[[str, float, float], None]
+
+
+def make_cache(
+    num_tokens: int, page_size: int, kind: type[BasePrefixCache] = UnifiedRadixCache
+) -> BasePrefixCache:
+    pool = PagedTokenToKVPoolAllocator(num_tokens, page_size, 1)
+    return kind(
+        [FullComponent(pool, LRU(), eviction_priority=2)],
+        page_size=page_size,
+        max_requests=2,
+        max_context_len=num_tokens,
+    )
+
+
+def publish(cache: BasePrefixCache, tokens: np.ndarray) -> None:
+    value = cache.token_allocator.alloc(len(tokens))
+    assert value is not None
+    result = cache.insert(InsertParams(key=RadixKey(tokens), value=value))
+    cache.token_allocator.free(value[: result.prefix_len])
+
+
+@pytest.mark.parametrize(("num_edges", "limit"), [(1, 4.0), (16, 4.0), (512, 40.0)])
+def test_match_against_one_compare_and_one_copy(
+    num_edges: int, limit: float, best_of: BestOf, ratios: CheckRatio
+) -> None:
+    """A 131,072-token hit, page 128: one edge; a few turns; and one edge per 256-token chunk."""
+    n = 131_072
+    tokens = np.random.default_rng(0).integers(0, 150_000, n).astype(np.int32)
+    cache = make_cache(n * 2, 128)
+    for stop in np.linspace(0, n, num_edges + 1).astype(int)[1:]:
+        publish(cache, tokens[:stop])
+    params = MatchPrefixParams(key=RadixKey(tokens))
+    assert cache.match_prefix(params).hit_len == n
+    other = tokens.copy()
+    floor = best_of(lambda: (tokens != other).argmax(), 200) + best_of(tokens.copy, 200)
+    mine = best_of(lambda: cache.match_prefix(params), 200)
+    ratios(f"match 131,072 tokens on {num_edges} edge(s) / compare + copy", mine / floor, limit)
+
+
+def test_evicting_one_leaf_does_not_feel_the_number_of_leaves(ratios: CheckRatio) -> None:
+    def one_eviction_s(num_leaves: int) -> float:
+        cache = make_cache(1 << 19, 1)
+        for leaf in range(num_leaves):
+            publish(cache, np.array([leaf, 0], np.int32))
+        one = EvictParams(num_tokens=1)
+        gc.collect()
+        times: list[float] = []
+        for _ in range(1000):
+            start = time.perf_counter()
+            cache.evict(one)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    few, many = one_eviction_s(2_000), one_eviction_s(200_000)
+    ratios("evict one of 200,000 leaves / one of 2,000", many / few, 3.0)
+
+
+def test_insert_costs_its_suffix(best_of: BestOf, ratios: CheckRatio) -> None:
+    """128 new tokens behind 131,072 known ones, against the memcmp that finds the known ones."""
+    n, page = 131_072, 128
+    tokens = np.random.default_rng(1).integers(0, 150_000, n + page).astype(np.int32)
+    cache = make_cache(n * 2 + page, page)
+    publish(cache, tokens[:n])
+    value = cache.token_allocator.alloc(n + page)
+    assert value is not None
+    params = InsertParams(key=RadixKey(tokens), value=value)
+
+    def insert_and_take_back() -> None:
+        result = cache.insert(params)
+        assert result.prefix_len == n
+        cache.evict(EvictParams(num_tokens=page))
+        again = cache.token_allocator.alloc(page)
+        assert again is not None
+        value[n:] = again
+
+    left, right = params.key.data, tokens.copy().tobytes()
+    floor = best_of(lambda: left == right, 200)
+    ratios(
+        "insert 128 tokens behind 131,072 / one memcmp of all",
+        best_of(insert_and_take_back, 200) / floor,
+        25.0,
+    )
+
+
+def test_a_workload_without_reuse_pays_little(ratios: CheckRatio) -> None:
+    """Requests that share nothing: the tree's host work per token, against no cache at all."""
+
+    class Req:
+        extra_key = None
+        dp_rank = priority = 0
+
+        def __init__(self, rid: str, token_ids: np.ndarray) -> None:
+            self.rid, self.token_ids = rid, token_ids
+
+    rng = np.random.default_rng(2)
+    prompts = rng.integers(0, 150_000, (40, 4096)).astype(np.int32)
+
+    def serve(kind: type[BasePrefixCache]) -> float:
+        cache = make_cache(1 << 15, 128, kind)
+        start = time.perf_counter()
+        for number, prompt in enumerate(prompts):
+            req = Req(str(number), prompt)
+            match = cache.match_req(req)
+            assert cache.admit_req(req, match, len(prompt)) is not None
+            for _ in range(0, len(prompt), 512):
+                assert cache.extend_req(req, 512) is not None
+                cache.advance_req(req, 512)
+                cache.cache_unfinished_req(req)
+            cache.cache_finished_req(req)
+        return time.perf_counter() - start
+
+    tree = min(serve(UnifiedRadixCache) for _ in range(5))
+    none = min(serve(ChunkCache) for _ in range(5))
+    tokens = prompts.size
+    # One forward of 512 tokens takes the smallest model milliseconds; this is microseconds.
+    ratios("host work per request without reuse: tree / no cache", tree / none, 6.0)
+    assert tree / tokens < 2e-6, f"{tree / tokens:.2e} s a token"
