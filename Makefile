@@ -12,6 +12,8 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml $(wildcard plugins/*/pyproject.toml) engine/pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) not found; run: make setup PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "UHRC needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	       "Run: make setup PYTHON=/path/to/python3.11"; exit 1; }
@@ -37,7 +39,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest -q $(filter-out %/conftest.py,$(wildcard benchmarks/*.py))
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.baseline import ChunkCache, RadixCache
 from uhrc_core.component import TreeComponent
-from uhrc_core.config import Config
+from uhrc_core.config import CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.resolve import resolve
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
@@ -19,7 +20,7 @@ from uhrc_core.tree import UnifiedRadixCache
 
 
 def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
-    """The prefix cache a configuration describes.
+    """The prefix cache a configuration describes: the unified tree, or with it off a plain cache.
 
     Raises:
         ConfigError: with every problem found.
@@ -27,13 +28,20 @@ def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
     """
     resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
     cache = resolved.config.cache
-    return UnifiedRadixCache(
+    return cache_class(cache)(
         components=make_components(resolved),
         page_size=cache.page_size,
         dp_size=cache.dp_size,
         max_requests=cache.max_requests,
         max_context_len=cache.max_context_len,
     )
+
+
+def cache_class(cache: CacheConfig) -> type[UnifiedRadixCache | RadixCache]:
+    """Which cache ``[cache]`` asks for."""
+    if cache.disable_radix_cache:
+        return ChunkCache
+    return UnifiedRadixCache if cache.enable_unified_radix_tree else RadixCache
 
 
 def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:

@@ -20,7 +20,10 @@ class CacheConfig(ConfigTable):
 
     enable_unified_radix_tree: bool = Field(
         default=False,
-        description="Build the unified tree; off builds the plain caches of the baseline.",
+        description="Build the unified tree; off builds the plain FULL cache of the baseline.",
+    )
+    disable_radix_cache: bool = Field(
+        default=False, description="Share no prefix at all: every request computes its prompt."
     )
     page_size: Annotated[int, Field(ge=1, le=65536)] = Field(
         default=1,

@@ -113,7 +113,11 @@ class TableReader:
         self._base_dir = base_dir
 
     def read(self, prefix: str, model: type[Table], raw: object) -> Table | None:
-        """The table named ``prefix``, or ``None`` after noting its problems."""
+        """The table named ``prefix``, or ``None`` after noting its problems.
+
+        Raises:
+            PluginError: the model's own code failed.
+        """
         try:
             # As JSON, strict validation takes an array for a tuple and a string for a path.
             text = json.dumps(raw, default=str)
@@ -121,6 +125,11 @@ class TableReader:
         except ValidationError as error:
             self.problems += [_problem(prefix, model, item) for item in error.errors()]
             return None
+        except Exception as error:
+            raise PluginError(
+                f"{prefix}: {model.__name__} raised {type(error).__name__}: {error}; report this "
+                "to the plugin's author"
+            ) from error
 
 
 def policy_options(

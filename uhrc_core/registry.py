@@ -145,7 +145,7 @@ class Registry:
 
     def _call(self, hook: str, *args: object) -> Iterator[tuple[str, Any]]:
         """Each plugin's answer, in order of registration (pluggy's own order is the reverse)."""
-        for impl in self._manager.hook.__dict__[hook].get_hookimpls():
+        for impl in vars(self._manager.hook)[hook].get_hookimpls():
             try:
                 yield impl.plugin_name, impl.function(*args[: len(impl.argnames)])
             except Exception as error:

@@ -21,7 +21,7 @@ from uhrc_core.plugins import PluginCatalog, installed_plugins
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.registry import Registry
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
-from uhrc_core.rules import PAGED, violations
+from uhrc_core.rules import PAGED, UNIFIED, violations
 from uhrc_core.sizing import PoolSizing
 from uhrc_core.specs import ComponentParams
 
@@ -138,10 +138,10 @@ class _Resolver:
 
     def _check_cache(self) -> None:
         cache = self.config.cache
-        if not cache.enable_unified_radix_tree:
+        if cache.eviction_policy != "lru" and not cache.enable_unified_radix_tree:
             self.problems.append(
-                "cache.enable_unified_radix_tree = false: this version has no other cache than the "
-                "unified tree; set it to true, or pass --enable-unified-radix-tree"
+                f"cache.eviction_policy = {cache.eviction_policy!r}: without the unified tree it "
+                "is lru; set lru, or cache.enable_unified_radix_tree = true"
             )
         entries = cache.max_requests * cache.max_context_len
         if entries > _REQUEST_TABLE_MAX:
@@ -170,8 +170,14 @@ class _Resolver:
     def _features(
         self, specs: Iterable[ComponentSpec], tables: Mapping[str, ComponentParams]
     ) -> frozenset[str]:
-        page_size = self.config.cache.page_size
-        features = {PAGED} if page_size > 1 else set[str]()
+        cache = self.config.cache
+        features: set[str] = set()
+        if cache.page_size > 1:
+            features.add(PAGED)
+        if cache.enable_unified_radix_tree and not cache.disable_radix_cache:
+            features.add(UNIFIED)
         for spec in specs:
-            features |= {spec.kind.name.lower(), *tables[spec.name].features(page_size)}
+            table = tables[spec.name]
+            own = call_factory(spec.name, "features", table.features, cache.page_size)
+            features |= {spec.kind.name.lower(), *own}
         return frozenset(features)

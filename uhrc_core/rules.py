@@ -12,6 +12,8 @@ from dataclasses import dataclass
 #: Every feature the core's rules speak of.
 #: Components: the tree has them.
 FULL, SWA, RECURRENT = "full", "swa", "recurrent"
+#: ``cache.enable_unified_radix_tree``, and ``cache.disable_radix_cache`` is off.
+UNIFIED = "unified_tree"
 #: ``cache.page_size > 1``.
 PAGED = "paged"
 #: Recurrent snapshots come from page-aligned track slots.
@@ -64,6 +66,15 @@ COMPONENT_RULES: tuple[Rule, ...] = (
 
 CORE_RULES: tuple[Rule, ...] = (
     *COMPONENT_RULES,
+    *(
+        rule(
+            "the plain caches hold FULL data alone; set cache.enable_unified_radix_tree = true and "
+            "cache.disable_radix_cache = false",
+            when=kind,
+            requires=UNIFIED,
+        )
+        for kind in (SWA, RECURRENT)
+    ),
     rule(
         "a recurrent state exists only at the end of a forward, so with pages it must be taken at "
         "page-aligned track points; set components.recurrent.enable_extra_buffer = true, or "

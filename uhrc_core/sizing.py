@@ -12,7 +12,7 @@ from uhrc_core.config import CacheConfig
 from uhrc_core.errors import ConfigError
 from uhrc_core.plan import PoolPlan
 from uhrc_core.resolved import ResolvedComponent, call_factory
-from uhrc_core.specs import INDEX_MAX
+from uhrc_core.specs import INDEX_MAX, ComponentParams
 
 
 class PoolSizing:
@@ -70,19 +70,24 @@ class PoolSizing:
                 "cache.max_context_len"
             )
             return part
-        return self._with_num_units(part, min(num_units, INDEX_MAX))
+        return self._with_num_units(part, min(num_units, INDEX_MAX // self._cache.dp_size))
 
     def _checked(self, part: ResolvedComponent) -> ResolvedComponent:
         """The part planned, after checking the size that its table gives."""
         cache, num_units = self._cache, part.params.num_units
         assert num_units is not None
         key = f"components.{part.spec.name}.{part.params.size_key} = {num_units}"
-        whole = part.params.with_num_units(num_units, cache.page_size).num_units
+        whole = self._resized(part, num_units).num_units
         num_min = self._num_units_min(part)
         if whole != num_units:
             self.problems.append(
                 f"{key}: not whole pages of cache.page_size = {cache.page_size}; "
                 f"{whole or cache.page_size} would be"
+            )
+        if num_units * cache.dp_size > INDEX_MAX:
+            self.problems.append(
+                f"{key}: on cache.dp_size = {cache.dp_size} ranks, more than {INDEX_MAX} int32 "
+                "indices; lower it"
             )
         if num_units < num_min:
             self.problems.append(
@@ -92,8 +97,12 @@ class PoolSizing:
         return part if self.problems else self._planned(part)
 
     def _with_num_units(self, part: ResolvedComponent, num_units: int) -> ResolvedComponent:
-        params = part.params.with_num_units(num_units, self._cache.page_size)
-        return self._planned(replace(part, params=params))
+        return self._planned(replace(part, params=self._resized(part, num_units)))
+
+    def _resized(self, part: ResolvedComponent, num_units: int) -> ComponentParams:
+        resize = part.params.with_num_units
+        page_size = self._cache.page_size
+        return call_factory(part.spec.name, "with_num_units", resize, num_units, page_size)
 
     def _planned(self, part: ResolvedComponent) -> ResolvedComponent:
         if not part.layers:
@@ -113,4 +122,7 @@ class PoolSizing:
         return sum(part.pool.num_bytes for part in parts if part.pool) // self._cache.dp_size
 
     def _num_units_min(self, part: ResolvedComponent) -> int:
-        return part.params.num_units_min(self._cache.page_size, self._cache.max_context_len)
+        cache, least = self._cache, part.params.num_units_min
+        return call_factory(
+            part.spec.name, "num_units_min", least, cache.page_size, cache.max_context_len
+        )

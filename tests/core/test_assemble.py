@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from tests.core.fake_plugins import FakeSite
-from uhrc_core import Config, build_kv_cache, make_device_pools, parse_config, resolve
+from uhrc_core import (
+    Config,
+    UnifiedRadixCache,
+    build_kv_cache,
+    make_device_pools,
+    parse_config,
+    resolve,
+)
+from uhrc_core.baseline import ChunkCache, RadixCache
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.eviction import FIFO, LFU, LRU, SLRU, Priority
 from uhrc_core.node import ComponentType
@@ -103,11 +111,33 @@ def test_a_config_made_in_python_is_checked_when_resolved() -> None:
     )
 
 
-def test_the_flag_off_says_what_to_set() -> None:
-    assert problems(config(cache={"enable_unified_radix_tree": False})) == (
-        "cache.enable_unified_radix_tree = false: this version has no other cache than the unified "
-        "tree; set it to true, or pass --enable-unified-radix-tree",
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [
+        ({}, UnifiedRadixCache),
+        ({"enable_unified_radix_tree": False}, RadixCache),
+        ({"disable_radix_cache": True}, ChunkCache),
+        ({"enable_unified_radix_tree": False, "disable_radix_cache": True}, ChunkCache),
+    ],
+)
+def test_the_flags_choose_the_cache(cache: dict[str, Any], expected: type) -> None:
+    assert type(build_kv_cache(config(cache=cache))) is expected
+
+
+def test_the_plain_cache_has_no_other_policy_than_lru() -> None:
+    cache = {"enable_unified_radix_tree": False, "eviction_policy": "lfu"}
+    assert problems(config(cache=cache)) == (
+        "cache.eviction_policy = 'lfu': without the unified tree it is lru; set lru, or "
+        "cache.enable_unified_radix_tree = true",
     )
+
+
+def test_the_plain_cache_holds_full_alone(site: FakeSite) -> None:
+    site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    both = {"full": {"num_tokens": 4096}, "state": {"num_slots": 4, "enable_extra_buffer": True}}
+    source = config(components=both, cache={"enable_unified_radix_tree": False})
+    (problem,) = problems(source)
+    assert problem.startswith("with recurrent, unified_tree is required: the plain caches hold ")
 
 
 # -- which components --------------------------------------------------------------------------
@@ -290,6 +320,14 @@ def test_a_request_table_beyond_the_host_memory_is_refused() -> None:
     )
 
 
+def test_indices_of_all_ranks_fit_int32() -> None:
+    source = config(components={"full": {"num_tokens": 2**30}}, cache={"dp_size": 2})
+    assert problems(source) == (
+        "components.full.num_tokens = 1073741824: on cache.dp_size = 2 ranks, more than "
+        "2147483647 int32 indices; lower it",
+    )
+
+
 def test_an_attention_that_is_not_the_models() -> None:
     source = config(components={"full": {"num_tokens": 4096, "attention": "mla"}})
     assert problems(source, hf_config=LLAMA) == (
@@ -343,6 +381,39 @@ def test_pool_factories_that_raise_are_plugin_errors(site: FakeSite, factory: st
     with pytest.raises(PluginError) as caught:
         make_device_pools(resolve(odd_config(), hf_config=LLAMA))
     assert str(caught.value) == f"components.odd: {factory} raised OSError: no; {FACTORY_ERROR}"
+
+
+@pytest.mark.parametrize("method", ["features", "num_units_min", "with_num_units"])
+def test_a_table_whose_methods_raise_is_a_plugin_error(site: FakeSite, method: str) -> None:
+    source = f"""
+    class Odd(FakeParams):
+        def {method}(self, *args):
+            raise ValueError("no")
+
+    @hookimpl
+    def uhrc_component_specs():
+        return [fake_spec("odd", params_model=Odd)]
+    """
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        resolve(odd_config())
+    assert str(caught.value) == f"components.odd: {method} raised ValueError: no; {FACTORY_ERROR}"
+
+
+def test_a_table_whose_validator_breaks_is_a_plugin_error(site: FakeSite) -> None:
+    source = """
+    class Odd(FakeParams):
+        def model_post_init(self, context):
+            raise KeyError("no")
+
+    @hookimpl
+    def uhrc_component_specs():
+        return [fake_spec("odd", params_model=Odd)]
+    """
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        odd_config()
+    assert str(caught.value) == f"components.odd: Odd raised KeyError: 'no'; {FACTORY_ERROR}"
 
 
 def test_device_pools_have_the_bytes_that_were_planned() -> None:

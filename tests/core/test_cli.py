@@ -102,8 +102,13 @@ def test_a_flag_sets_its_key(
 
 
 def test_a_flag_wins_over_the_file(file: Path) -> None:
-    result = uhrc("check", file, "--disable-unified-radix-tree")
-    assert "cache.enable_unified_radix_tree = false" in result.stderr
+    for flag, cache in (
+        ("--enable-unified-radix-tree", "UnifiedRadixCache"),
+        ("--disable-unified-radix-tree", "RadixCache"),
+        ("--disable-radix-cache", "ChunkCache"),
+    ):
+        facts = json.loads(uhrc("describe", file, "--json", flag).stdout)
+        assert facts["cache_class"] == cache
 
 
 def test_the_recurrent_flags_set_keys_of_the_recurrent_table(file: Path) -> None:

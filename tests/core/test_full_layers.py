@@ -84,7 +84,17 @@ def test_a_switched_off_window_is_full_attention(extra: dict[str, Any]) -> None:
     assert full_layers({**GQA, **extra}) == full_layers(GQA)
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "rwkv"}, {"num_hidden_layers": 3}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "rwkv"},
+        {"num_hidden_layers": 3},
+        {**GQA, "num_hidden_layers": "three"},
+        {**GQA, "hidden_size": -576},
+        {**GQA, "kv_lora_rank": 512},
+    ],
+)
 def test_what_is_no_attention_model_is_not_claimed(config: dict[str, Any]) -> None:
     assert full_layers(config) is None
 

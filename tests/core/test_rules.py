@@ -13,6 +13,7 @@ FEATURES = (
     "full",
     "swa",
     "recurrent",
+    "unified_tree",
     "paged",
     "extra_buffer",
     "track_interval_on_pages",
@@ -34,12 +35,16 @@ def expected(has: frozenset[str]) -> set[str]:
         wrong.add("always, full is required")
     if "swa" in has and "recurrent" in has:
         wrong.add("with swa, recurrent is not possible")
+    if "swa" in has and "unified_tree" not in has:
+        wrong.add("with swa, unified_tree is required")
     return wrong
 
 
 def expected_of_recurrent(has: frozenset[str]) -> set[str]:
     wrong: set[str] = set()
     if "recurrent" in has:
+        if "unified_tree" not in has:
+            wrong.add("with recurrent, unified_tree is required")
         if "paged" in has and "extra_buffer" not in has:
             wrong.add("with paged + recurrent, extra_buffer is required")
         if "track_interval_on_pages" not in has:
@@ -86,7 +91,7 @@ def test_every_subset_reports_exactly_its_violations() -> None:
     ],
 )
 def test_the_components_of_the_rfc(components: str, allowed: bool) -> None:
-    assert (violations(components.split()) == ()) is allowed
+    assert (violations(["unified_tree", *components.split()]) == ()) is allowed
 
 
 def test_every_rule_gives_its_reason_and_what_to_do() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from uhrc_core.assemble import cache_class
 from uhrc_core.node import ComponentType
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 
@@ -29,6 +30,7 @@ def description(resolved: ResolvedConfig) -> dict[str, Any]:
         "pool_bytes": sum(known) if len(known) == len(parts) else None,
         "hbm_bytes": config.memory.hbm_bytes,
         "combination": f"({', '.join(part['kind'] for part in parts)}) is allowed",
+        "cache_class": cache_class(config.cache).__name__,
     }
 
 
@@ -37,7 +39,7 @@ def print_description(facts: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     cache = facts["cache"]
     console.print(
-        f"page_size {cache['page_size']}, dp_size {cache['dp_size']}, "
+        f"{facts['cache_class']}: page_size {cache['page_size']}, dp_size {cache['dp_size']}, "
         f"{cache['max_requests']} requests of up to {cache['max_context_len']} tokens, "
         f"eviction {cache['eviction_policy']}, routing {facts['scheduler']['dp_schedule_policy']}"
     )

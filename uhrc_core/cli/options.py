@@ -18,6 +18,7 @@ from uhrc_core.loading import load_config
 FLAGS: tuple[tuple[str, type, str], ...] = (
     ("--enable-unified-radix-tree/--disable-unified-radix-tree", bool,
      "cache.enable_unified_radix_tree"),
+    ("--disable-radix-cache", bool, "cache.disable_radix_cache"),
     ("--page-size", int, "cache.page_size"),
     ("--dp-size", int, "cache.dp_size"),
     ("--dp-schedule-policy", str, "scheduler.dp_schedule_policy"),

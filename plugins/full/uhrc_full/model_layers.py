@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
@@ -30,12 +30,13 @@ def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
     ``shape`` has ``num_heads``, ``num_kv_heads`` and ``head_dim``, or for MLA ``kv_lora_rank`` and
     ``qk_rope_head_dim``.
     """
-    config: Mapping[str, Any] = hf_config.get("text_config") or hf_config
-    num_layers, num_heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    text_config = hf_config.get("text_config")
+    config = cast("Mapping[str, Any]", text_config) if isinstance(text_config, dict) else hf_config
+    num_layers, num_heads = _size(config, "num_hidden_layers"), _size(config, "num_attention_heads")
     if not num_layers or not num_heads or _has_other_layers(config):
         return None
     shape = _mla_shape(config) if config.get("kv_lora_rank") else _gqa_shape(config, num_heads)
-    if shape is None:
+    if not all(shape.values()):
         return None
     return (LayerKind(ComponentType.FULL, shape),) * num_layers
 
@@ -55,18 +56,19 @@ def _has_other_layers(config: Mapping[str, Any]) -> bool:
     return any(value and any(part in key for part in _OTHER_KINDS) for key, value in config.items())
 
 
-def _mla_shape(config: Mapping[str, Any]) -> dict[str, int] | None:
-    if not config.get("qk_rope_head_dim"):
-        return None
+def _mla_shape(config: Mapping[str, Any]) -> dict[str, int]:
+    return {key: _size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim")}
+
+
+def _gqa_shape(config: Mapping[str, Any], num_heads: int) -> dict[str, int]:
     return {
-        "kv_lora_rank": config["kv_lora_rank"],
-        "qk_rope_head_dim": config["qk_rope_head_dim"],
+        "num_heads": num_heads,
+        "num_kv_heads": _size(config, "num_key_value_heads") or num_heads,
+        "head_dim": _size(config, "head_dim") or _size(config, "hidden_size") // num_heads,
     }
 
 
-def _gqa_shape(config: Mapping[str, Any], num_heads: int) -> dict[str, int] | None:
-    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // num_heads
-    if not head_dim:
-        return None
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A positive number of the config; 0 where there is none."""
+    value = config.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
