@@ -127,7 +127,7 @@ class Runner:
         return len(self._programs)
 
     def program(self, bucket: Bucket) -> jax.stages.Compiled:
-        """The compiled step of a bucket (compiled now if it was not): also for its memory analysis."""
+        """The compiled step of a bucket (compiled now if it was not), with its memory analysis."""
         if bucket not in self._programs:
             caches = {kind: pool.buffers for kind, pool in self.pools.items()}
             inputs = pad_inputs(_no_rows(self.max_pages), bucket, self.max_pages)

@@ -44,8 +44,8 @@ def sample(
 ) -> npt.NDArray[np.int32]:
     """Next token ids int32[len(params)] from logits float32[R >= len(params), vocab].
 
-    `positions[i]` is the absolute position the new token will have. Greedy ties go to the lowest id.
-    Rows beyond len(params) are padding and are ignored. Waits for the device.
+    `positions[i]` is the absolute position the new token will have. Greedy ties go to the lowest
+    id. Rows beyond len(params) are padding and are ignored. Waits for the device.
     """
     if all(p.temperature == 0 for p in params):
         return np.asarray(greedy(logits))[: len(params)]

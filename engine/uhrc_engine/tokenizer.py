@@ -147,7 +147,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
-    environment.globals["raise_exception"] = raise_exception
+    names: dict[str, Any] = environment.globals
+    names["raise_exception"] = raise_exception
     return environment
 
 

@@ -1,7 +1,7 @@
 """The real model: SmolLM2-135M-Instruct says what transformers' greedy decoding says.
 
-Goldens: tests/oracle/make_smollm2.py. The weights are downloaded once (98 MB); without a network and
-without them these tests fail, saying so.
+Goldens: tests/oracle/make_smollm2.py. The weights are downloaded once (98 MB); without a network
+and without them these tests fail, saying so.
 """
 
 from __future__ import annotations

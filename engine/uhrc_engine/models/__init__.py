@@ -1,8 +1,8 @@
 """Model families, found by the `architectures` or `model_type` of a Hugging Face config.
 
-Another distribution adds a family through the entry-point group `uhrc.models`: the entry point's name
-is the architecture (or model_type) and its value the `Model` subclass. Nothing of it is imported
-before a config asks for it.
+Another distribution adds a family through the entry-point group `uhrc.models`: the entry point's
+name is the architecture (or model_type) and its value the `Model` subclass. Nothing of it is
+imported before a config asks for it.
 """
 
 from __future__ import annotations

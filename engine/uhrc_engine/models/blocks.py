@@ -1,4 +1,4 @@
-"""The pieces that several model families share: norms, projections, feed-forward, the output head."""
+"""What several model families share: norms, projections, feed-forward, the output head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def require(config: Mapping[str, Any], key: str, *supported: Any) -> None:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * weight, last axis, in float32 (Zhang and Sennrich 2019)."""
     wide = x.astype(jnp.float32)
     mean = exact_sum(wide * wide) / x.shape[-1]
     return (wide * jax.lax.rsqrt(mean + eps)).astype(x.dtype) * weight
@@ -55,7 +55,7 @@ def swiglu(x: jax.Array, layer: Params) -> jax.Array:
 
 
 def last_token_logits(hidden: jax.Array, head: jax.Array, inputs: StepInputs) -> jax.Array:
-    """float32[R, vocab] of each row's last new token, from hidden [R, W, dim] and head [vocab, dim].
+    """float32[R, vocab] of each row's last new token; hidden [R, W, dim], head [vocab, dim].
 
     A prefill step computes one row at a time: a matrix product's bits depend on its row count below
     64 rows, and a row's logits must not depend on how many rows the step has.

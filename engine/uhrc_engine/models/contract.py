@@ -1,8 +1,8 @@
 """What a model is to the engine: shapes, a pure forward, and the pools its layers need.
 
 A model never sees a request, a tree or an allocator. It gets arrays (`StepInputs`) and pool buffers
-(`Caches`) and returns logits and the buffers with the new tokens written. Everything here is traced by
-`jax.jit`: no model method may branch on array values.
+(`Caches`) and returns logits and the buffers with the new tokens written. `forward` is traced by
+`jax.jit`: it may not branch on array values.
 
 Letters in shapes: R rows (requests in the step, padded), W width (new tokens per row, padded),
 P pages per row in the page table (padded).
@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
+StepArray = Any
+"""int32: numpy on the way in, a traced `jax.Array` inside a model."""
 Params = dict[str, Any]
 """A pytree of weights (`jax.Array` leaves). Its structure is the model's own business."""
 Caches = dict[str, Any]
@@ -30,26 +32,26 @@ Caches = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One forward step for R rows of up to W new tokens each. numpy (or jax) arrays, int32.
+    """One forward step for R rows of up to W new tokens each.
 
     Row r brings `q_lens[r]` new tokens in columns `[0, q_lens[r])`; the other columns are padding.
     Its sequence is `kv_lens[r]` tokens long *including* the new ones, so that new token w has the
     absolute position `kv_lens[r] - q_lens[r] + w`. A padding row has `q_lens == kv_lens == 0`.
     """
 
-    token_ids: IntArray | jax.Array
+    token_ids: StepArray
     """int32[R, W]. Padding: any valid id (0)."""
-    positions: IntArray | jax.Array
+    positions: StepArray
     """int32[R, W] absolute positions, 0-based. Padding: any value >= 0 (0)."""
-    write_indices: IntArray | jax.Array
+    write_indices: StepArray
     """int32[R, W] global pool token index that receives each new token's KV.
     Padding: any index >= the pool's token count (`PADDING_INDEX`); such a token writes nothing."""
-    page_table: IntArray | jax.Array
+    page_table: StepArray
     """int32[R, P] global page index of each page of the row's sequence, in order. Entries after
     ceil(kv_len / page_size) are never read as data; fill with 0."""
-    kv_lens: IntArray | jax.Array
+    kv_lens: StepArray
     """int32[R] tokens of the row's sequence, the new ones included."""
-    q_lens: IntArray | jax.Array
+    q_lens: StepArray
     """int32[R] new tokens of the row."""
 
     @property
@@ -139,7 +141,7 @@ class Model(ABC):
     @classmethod
     @abstractmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Model:
-        """Reads a parsed config.json. Raises UnsupportedModelError naming the key it cannot serve."""
+        """Reads a parsed config.json. Raises UnsupportedModelError naming what it cannot serve."""
 
     @abstractmethod
     def load_params(self, tensors: TensorReader, dtype: jnp.dtype) -> Params:

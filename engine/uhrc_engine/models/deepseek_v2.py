@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: multi-head latent attention, and a mixture of experts after dense layers."""
+"""DeepSeek-V2 and V2-Lite: multi-head latent attention; experts after the first dense layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint. Each message names the tensor, key or file, and the next step."""
+"""What can be wrong with a checkpoint. Each message names the tensor, key or file concerned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class WeightsError(UHRCError):
 
 
 class UnsupportedModelError(WeightsError):
-    """The checkpoint describes a model, or a feature of one, that no installed model class serves."""
+    """The checkpoint is of a model, or has a feature, that no installed model class serves."""
 
 
 class MissingTensorError(WeightsError):

@@ -1,4 +1,4 @@
-"""Loading pretrained models: `load_pretrained(path)` for Hugging Face directories and GGUF files."""
+"""`load_pretrained(path)`: models from Hugging Face directories and GGUF files."""
 
 from __future__ import annotations
 

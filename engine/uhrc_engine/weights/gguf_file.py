@@ -1,4 +1,4 @@
-"""GGUF files of the llama architecture: metadata as an HF config, tensors dequantised under HF names."""
+"""GGUF files of the llama architecture: an HF config, and dequantised tensors under HF names."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _open(path: Path, _modified_ns: int) -> GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """The file, opened once (parsing the vocabulary takes seconds; weights and tokenizer share it)."""
+    """The file, opened once: parsing takes seconds, and weights and tokenizer share it."""
     try:
         return _open(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
 
 
 def _hf_name(name: str) -> str:
-    """The HF name of a GGUF tensor; a name we do not know stays as it is (and is reported later)."""
+    """The HF name of a GGUF tensor; an unknown name stays (and is reported as unexpected)."""
     match name.split("."):
         case ["blk", layer, module, kind] if module in _LAYER_NAMES:
             return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{kind}"

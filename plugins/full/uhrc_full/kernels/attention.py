@@ -1,8 +1,8 @@
-"""Causal attention of new tokens over a paged KV pool (MHA, GQA, MQA): prefill and decode in one form.
+"""Causal attention over a paged KV pool (MHA, GQA, MQA): prefill and decode in one form.
 
 The `xla` form walks the KV in blocks of `BLOCK_TOKENS` with the online softmax of Milakov and
-Gimelshein (2018), accumulating in float32. Its trip count follows the longest row of the step, and a
-block that is masked for a row leaves that row's accumulators bit for bit as they were. So a row's
+Gimelshein (2018), accumulating in float32. Its trip count follows the longest row of the step, and
+a block that is masked for a row leaves that row's accumulators bit for bit as they were. So a row's
 result depends on neither the other rows nor the width of the page table.
 """
 
@@ -42,8 +42,8 @@ def paged_attention(
     h // (heads / kv_heads).
     cache: one layer's pool, the new tokens already written.
     page_table: int32[R, P]; kv_lens: int32[R], new tokens included; q_lens: int32[R].
-    New token w of row r sits at position kv_lens[r] - q_lens[r] + w and sees the positions up to its
-    own. Returns q's dtype [R, W, heads, head_dim]; columns w >= q_lens[r] are garbage but finite.
+    New token w of row r sits at position kv_lens[r] - q_lens[r] + w and sees positions up to its own.
+    Returns q's dtype [R, W, heads, head_dim]; columns w >= q_lens[r] are garbage but finite.
     Pool tokens outside the rows' sequences are never read as data (they may be NaN).
     """
     return PAGED_ATTENTION.pick(implementation)(q, cache, page_table, kv_lens, q_lens, scale)
@@ -64,7 +64,7 @@ def _reference(
     scale: float,
 ) -> jax.Array:
     """Gathers each row's whole sequence and takes one softmax."""
-    rows, width, heads, dim = q.shape
+    rows, width, heads, _ = q.shape
     page_size = cache.k.shape[1]
 
     def sequence(pool: jax.Array) -> jax.Array:  # float32[R, P * page_size, heads, dim]

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) in its absorbed form over a paged pool.
+"""Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed, over a paged pool.
 
 The pool keeps one latent row per token: the compressed KV (`kv_lora_rank` values), then the rotary
-key shared by all heads. With kv_b_proj folded into the query and the output, every head attends over
-the same latent rows, which are both the keys (whole) and the values (their first part).
+key shared by all heads. With kv_b_proj folded into the query and the output, every head attends
+over the same latent rows, which are both the keys (whole) and the values (their first part).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mla_attention(
 ) -> jax.Array:
     """softmax(scale * q latent^T) latent[:kv_lora_rank] for every new token; prefill and decode.
 
-    q: [R, W, heads, kv_lora_rank + qk_rope_head_dim]: the absorbed no-rope query, then the rotary one.
+    q: [R, W, heads, kv_lora_rank + qk_rope_head_dim]: the absorbed query, then the rotary one.
     cache: one layer's latent pool, the new tokens already written.
     page_table, kv_lens, q_lens, causality, padding: as in `paged_attention`.
     Returns q's dtype [R, W, heads, kv_lora_rank], to be multiplied by each head's value half of
