@@ -174,7 +174,9 @@ def _load_named(
     own_tables = {*CORE_TABLES, "components"}
     for name in sorted(raw.keys() - own_tables):
         close = get_close_matches(name, own_tables, n=1)
-        if close and name not in catalog.names:
+        if not isinstance(raw[name], dict):
+            problems.append(f"{name} = {raw[name]!r}: in no table; put it under one, as [cache]")
+        elif close and name not in catalog.names:
             problems.append(f"{name}: unknown table; did you mean [{close[0]}]?")
         else:
             keys[name] = name

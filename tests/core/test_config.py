@@ -169,6 +169,12 @@ def test_components_must_be_tables() -> None:
     assert problem.startswith("components.full = 3: input should be an object")
 
 
+def test_a_key_outside_any_table() -> None:
+    assert problems({"page_size": 16}) == (
+        "page_size = 16: in no table; put it under one, as [cache]",
+    )
+
+
 def test_a_table_that_its_plugin_does_not_bring(site: FakeSite) -> None:
     site.install("uhrc-toy", {"toy": "toy_module"}, TOY)
     assert problems({"components": {"toy": {}}})[0] == (
