@@ -191,7 +191,7 @@ class Scheduler:
             return False
         key = _prompt_key(req)
         coming = [_prompt_key(other) for other in others if other.extra_key == req.extra_key]
-        shared = max((key.common_len(0, other, len(key)) for other in coming), default=0)
+        shared = max((key.common_len(other, 0, len(key)) for other in coming), default=0)
         return shared // self.cache.page_size * self.cache.page_size > match.hit_len
 
     def _admission_tokens(self, req: LiveRequest, hit_len: int) -> int:
