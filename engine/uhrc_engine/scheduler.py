@@ -128,7 +128,6 @@ class Scheduler:
             self.cache.advance_req(row.request, row.stop - row.start)
             if batch.kind is StepKind.PREFILL:
                 self.cache.cache_unfinished_req(row.request)
-                self._head_blocked = False
 
     def commit(self, batch: Batch, tokens: Sequence[int]) -> None:
         """Append each sampling row's token int (``tokens[i]`` is row i's) and end who is done."""

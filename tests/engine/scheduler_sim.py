@@ -8,10 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.support import full_cache
+from uhrc_core.eviction import LRU
+from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_core.tree import UnifiedRadixCache
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import LiveRequest, Request
 from uhrc_engine.scheduler import Scheduler, SchedulerLimits
+from uhrc_full.component import FullComponent
 
 VOCAB = 50
 
@@ -34,7 +37,13 @@ class Sim:
     def __init__(
         self, num_tokens: int = 256, page_size: int = 4, max_requests: int = 16, **limits: int
     ) -> None:
-        self.cache = full_cache(num_tokens // page_size, page_size, max_requests=max_requests)
+        pool = PagedTokenToKVPoolAllocator(num_tokens, page_size, 1)
+        self.cache = UnifiedRadixCache(
+            [FullComponent(pool, LRU(), eviction_priority=2)],
+            page_size=page_size,
+            max_requests=max_requests,
+            max_context_len=1024,
+        )
         limits = {"chunk_size": 8, "max_running": 4, "headroom_tokens": 4} | limits
         self.scheduler = Scheduler(self.cache, SchedulerLimits(**limits))
         self.written: dict[int, int] = {}
