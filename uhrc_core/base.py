@@ -9,8 +9,9 @@ from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError
 from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
+from uhrc_core.locks import ReceiptBook
 from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.params import CacheStats
+from uhrc_core.params import CacheStats, IncLockRefResult
 from uhrc_core.pools import PagedIndexAllocator, ReqToTokenPool
 from uhrc_core.request import RequestLifecycle
 
@@ -47,6 +48,7 @@ class BasePrefixCache(RequestLifecycle):
         self.dp_size = dp_size
         self.req_to_token = ReqToTokenPool(max_requests, max_context_len)
         self._by_kind = by_kind
+        self._receipts = ReceiptBook()
 
     @property
     def token_allocator(self) -> PagedIndexAllocator:
@@ -72,6 +74,24 @@ class BasePrefixCache(RequestLifecycle):
             raise InvalidParamsError(f"kind: this cache has no {kind!r} component; it has {has}")
         component.allocator.ledger.check_rank(dp_rank)
         return component.allocator
+
+    def release_early(self, lock: IncLockRefResult, kind: ComponentType) -> None:
+        """Give up one component's part of a lock ahead of the rest; once done, does nothing.
+
+        The final `dec_lock_ref` then skips that part.
+
+        Raises:
+            InvalidParamsError: FULL's part, which all others rest on, or a kind that is not here.
+        """
+        self._pool(kind, lock.node.dp_rank)
+        if kind is ComponentType.FULL:
+            raise InvalidParamsError(
+                "kind: FULL's part of a lock is held to the end (dec_lock_ref)"
+            )
+        index = [component.kind for component in self.components].index(kind)
+        token = self._receipts.take_part(lock.node, lock.to_dec_params(), index)
+        if token is not None:
+            self.components[index].release(lock.node, token)
 
     @abstractmethod
     def peek_prefix_len(self, key: RadixKey) -> int:

@@ -5,6 +5,8 @@ accepts in a match, how far a lock reaches, what a split does to its data, and w
 The core calls every method through this contract and never asks which component it talks to.
 """
 
+# ruff: noqa: B027 - an empty method here is a default: most components have nothing to do there.
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -12,16 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.eviction import CandidateQueue, EvictionPolicy
+from uhrc_core.eviction import CandidateQueue, EvictionPolicy, Rank
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import InsertParams, InsertResult, MissReason
+from uhrc_core.params import (
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
 from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.pools.allocator import PagedIndexAllocator
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from uhrc_core.request import RequestState
+    from uhrc_core.specs import ComponentParams
 
 #: Called with each node of the path in order and how many of its tokens the key matches; answers
 #: whether a hit may end there. One validator serves one walk and may keep state between calls.
@@ -41,6 +48,8 @@ class TreeComponent(ABC):
     kind: ComponentType
     #: What `MatchResult.miss_reason` says when this component is the one that limits a hit.
     miss_reason: MissReason
+    #: Whether a running request needs its lock on this component's data of its prefix.
+    holds_while_running: bool = True
 
     def __init__(
         self, allocator: PagedIndexAllocator, policy: EvictionPolicy, eviction_priority: int
@@ -48,9 +57,15 @@ class TreeComponent(ABC):
         self.allocator = allocator
         self.policy = policy
         self.eviction_priority = eviction_priority
+        self.peers: tuple[TreeComponent, ...] = ()
         self.queues = tuple(
-            CandidateQueue(self.kind, policy, self.is_candidate) for _ in range(allocator.dp_size)
+            CandidateQueue(self.kind, self.rank, self.is_candidate)
+            for _ in range(allocator.dp_size)
         )
+
+    def join(self, components: Sequence[TreeComponent]) -> None:
+        """Meet the other components of the tree; called once, when the cache is built."""
+        self.peers = tuple(peer for peer in components if peer is not self)
 
     def data(self, node: UnifiedTreeNode) -> ComponentData:
         return node.component_data[self.kind]
@@ -69,6 +84,9 @@ class TreeComponent(ABC):
     def refresh(self, path: Sequence[UnifiedTreeNode], now: int) -> None:
         """Mark as used what a hit on ``path`` (root side first, best node last) consumed."""
 
+    def finalize_match(self, result: MatchResult, params: MatchPrefixParams) -> None:
+        """Add this component's fields to a result; everything else in it is final."""
+
     # -- structure ----------------------------------------------------------------------------
 
     @abstractmethod
@@ -78,8 +96,11 @@ class TreeComponent(ABC):
         Both keys are cut already; ``lower`` keeps its identity, its locks and its depth.
         """
 
+    def check_insert(self, params: InsertParams) -> None:
+        """Raise a `CacheError` if this component cannot take its part; nothing has changed yet."""
+
     def insert_cuts(self, params: InsertParams) -> Sequence[int]:
-        """Depths (tokens) at which this insert needs a node to end. Default: none."""
+        """Depths, whole pages within the key, at which this insert needs a node to end."""
         return ()
 
     @abstractmethod
@@ -89,6 +110,13 @@ class TreeComponent(ABC):
     def overlap(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
         """This insert passes through an existing node (root side first). Default: mark it used."""
         self.policy.touch(self.data(node), now, hit=False)
+
+    def commit(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> bool:
+        """A node on this insert's path is complete; those of `insert_cuts` are among them.
+
+        ``False``: what was offered for it was there already, so the caller keeps it.
+        """
+        return True
 
     # -- locks --------------------------------------------------------------------------------
 
@@ -106,6 +134,15 @@ class TreeComponent(ABC):
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         """Whether this component's value at ``node`` may be evicted now."""
 
+    def gives_hit(self, node: UnifiedTreeNode) -> bool:
+        """Whether a hit may end at ``node`` as far as this component goes. Default: yes."""
+        return True
+
+    def rank(self, node: UnifiedTreeNode) -> Rank:
+        """Victim order: first what can give no hit any more, then as the policy says."""
+        useful = all(peer.gives_hit(node) for peer in self.peers)
+        return (int(useful), *self.policy.rank(node, self.data(node)))
+
     # -- life of a request --------------------------------------------------------------------
 
     def demand(self, num_tokens: int) -> int:
@@ -117,8 +154,12 @@ class TreeComponent(ABC):
         """Units that `admit` takes at once. Default: none."""
         return 0
 
-    def admit(self, state: RequestState) -> None:  # noqa: B027 (taking nothing is a fine default)
+    def admit(self, state: RequestState, match: MatchResult) -> None:
         """Take what the request owns beside its tokens; `admit_demand` units are free."""
+
+    def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
+        """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
+        return ()
 
     @abstractmethod
     def extend_demand(self, state: RequestState, num_tokens: int) -> int:
@@ -132,12 +173,19 @@ class TreeComponent(ABC):
     def undo_extend(self, state: RequestState, num_tokens: int) -> None:
         """Give back what `extend` took, since another component could not follow."""
 
+    def advanced(self, state: RequestState, start: int) -> None:
+        """The forward over ``[start, state.computed_len)`` has been dispatched."""
+
+    def publish_demand(self, state: RequestState, *, finished: bool) -> int:
+        """Units that publishing would like to have free; it must do without them, too."""
+        return 0
+
     def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
         """How many of the request's first ``seqlen`` tokens may be inserted now."""
         return seqlen
 
-    def insert_fields(self, state: RequestState) -> Mapping[str, Any]:
-        """Fields this component adds to the request's `InsertParams`."""
+    def insert_fields(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
+        """Fields this component adds to the `InsertParams` of the request's first ``seqlen``."""
         return {}
 
     @abstractmethod
@@ -172,7 +220,9 @@ class TreeComponent(ABC):
         value, data.value = data.value, None
         self.allocator.reclaim(value, node.dp_rank)
         if data.queued:
-            self.queues[node.dp_rank].forget_one()
+            self.queues[node.dp_rank].forget(node)
+        for peer in self.peers:
+            peer.rank_changed(node)
         return len(value)
 
     def lock_one(self, node: UnifiedTreeNode) -> None:
@@ -198,9 +248,12 @@ class TreeComponent(ABC):
 
     def reconsider(self, node: UnifiedTreeNode) -> None:
         """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
-        data = self.data(node)
-        if not data.queued and self.is_candidate(node):
-            data.queued = True
+        if not self.data(node).queued and self.is_candidate(node):
+            self.queues[node.dp_rank].push(node)
+
+    def rank_changed(self, node: UnifiedTreeNode) -> None:
+        """Queue ``node`` anew, if it is queued: a peer's change may have lowered its rank."""
+        if self.data(node).queued:
             self.queues[node.dp_rank].push(node)
 
 
@@ -226,17 +279,17 @@ class ComponentSpec:
     Attributes:
         kind: which slot of a node it fills.
         name: its table in the config, ``[components.<name>]``.
-        params_model: pydantic model of that table.
+        params_model: model of that table.
         eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0.
         make_component: control plane, no jax.
         plan_pool: buffers of the device pool that these layers need; no jax.
-        make_device_pool: allocates a plan: device plane, imports jax.
+        make_device_pool: the pool of ``plan_pool``'s arguments: device plane, imports jax.
         kernels: name of each kernel and its implementations.
     """
 
     kind: ComponentType
     name: str
-    params_model: type[BaseModel]
+    params_model: type[ComponentParams]
     eviction_priority: int
     make_component: Callable[[Any, ComponentContext], TreeComponent]
     plan_pool: Callable[[Any, ComponentContext, Sequence[LayerKind]], PoolPlan]

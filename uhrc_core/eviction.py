@@ -1,13 +1,16 @@
 """Victim order: a policy ranks nodes, a queue finds the lowest-ranked candidate in O(log n).
 
-Each component keeps one queue per dp rank, a heap of ``(rank, node id, node)``. Entries are lazy:
-a refresh changes only the node, never the heap. So an entry's rank is a lower bound of the node's
-present rank (a policy's ranks only grow while a node stays a candidate), and the queue settles it
-when the entry surfaces:
+Each component keeps one queue per dp rank, a heap of ``(rank, node id, serial, node)``. Entries are
+lazy: a refresh changes only the node, never the heap. So an entry's rank is a lower bound of the
+node's present rank (a policy's ranks only grow while a node stays a candidate), and the queue
+settles it when the entry surfaces:
 
-1. the node is no longer a candidate (locked, evicted, grown children): the entry is dropped;
-2. its rank has grown: it goes back with the new one;
-3. otherwise it is the victim. Ties go to the older node, so every host picks the same one.
+1. the node was queued anew or left the tree: the entry is dropped;
+2. the node is no longer a candidate (locked, grown children): the entry is dropped;
+3. its rank has grown: it goes back with the new one;
+4. otherwise it is the victim. Ties go to the older node, so every host picks the same one.
+
+When a rank may have shrunk, the component queues the node anew.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from uhrc_core.node import ComponentData, ComponentType, UnifiedTreeNode
 
 Rank = tuple[int, ...]
 
-_COMPACT_FLOOR = 64
+_SWEEP_FLOOR = 64
 
 
 class EvictionPolicy(ABC):
@@ -75,75 +78,83 @@ class Priority(EvictionPolicy):
 
 
 class CandidateQueue:
-    """The candidates of one component on one dp rank. A node has at most one entry."""
+    """The candidates of one component on one dp rank; a node's latest entry is the one that counts.
 
-    __slots__ = ("_heap", "_is_candidate", "_kind", "_policy", "_stale")
+    Args:
+        kind: whose slot of a node the entries are about.
+        rank: present rank of a node; see the module for what it may do.
+        is_candidate: whether the node may be evicted now.
+    """
+
+    __slots__ = ("_dead", "_heap", "_is_candidate", "_kind", "_rank", "_serial")
 
     def __init__(
         self,
         kind: ComponentType,
-        policy: EvictionPolicy,
+        rank: Callable[[UnifiedTreeNode], Rank],
         is_candidate: Callable[[UnifiedTreeNode], bool],
     ) -> None:
         self._kind = kind
-        self._policy = policy
+        self._rank = rank
         self._is_candidate = is_candidate
-        self._heap: list[tuple[Rank, int, UnifiedTreeNode]] = []
-        self._stale = 0
+        self._heap: list[tuple[Rank, int, int, UnifiedTreeNode]] = []
+        self._serial = 0
+        self._dead = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def push(self, node: UnifiedTreeNode) -> None:
-        """Add a candidate; the caller has set its slot's ``queued``."""
-        rank = self._policy.rank(node, node.component_data[self._kind])
-        heapq.heappush(self._heap, (rank, node.id, node))
+        """Queue a candidate; an entry it had before counts no more."""
+        data = node.component_data[self._kind]
+        if data.queued:
+            self.forget(node)
+        self._serial += 1
+        data.queued = self._serial
+        heapq.heappush(self._heap, (self._rank(node), node.id, self._serial, node))
 
     def pop(self) -> UnifiedTreeNode | None:
         """Remove and return the victim, or ``None`` when nothing can be evicted."""
-        heap, policy = self._heap, self._policy
+        heap = self._heap
         while heap:
-            rank, node_id, node = heap[0]
+            rank, node_id, serial, node = heap[0]
             data = node.component_data[self._kind]
-            if not self._is_candidate(node):
+            if data.queued != serial:
                 heapq.heappop(heap)
-                data.queued = False
-                self._stale -= self._stale > 0
-                continue
-            current = policy.rank(node, data)
-            if current > rank:
-                heapq.heapreplace(heap, (current, node_id, node))
-                continue
-            heapq.heappop(heap)
-            data.queued = False
-            return node
+                self._dead -= 1
+            elif not self._is_candidate(node):
+                heapq.heappop(heap)
+                data.queued = 0
+            elif (current := self._rank(node)) > rank:
+                heapq.heapreplace(heap, (current, node_id, serial, node))
+            else:
+                heapq.heappop(heap)
+                data.queued = 0
+                return node
         return None
 
-    def forget_one(self) -> None:
-        """Note that an entry's node has left the tree; compacts when such entries prevail.
+    def forget(self, node: UnifiedTreeNode) -> None:
+        """Disown the node's entry; dead entries are swept out before they prevail.
 
         A dead entry would otherwise keep its node's memory until it surfaces.
         """
-        self._stale += 1
-        if self._stale > _COMPACT_FLOOR and self._stale * 2 > len(self._heap):
-            self._compact()
+        node.component_data[self._kind].queued = 0
+        self._dead += 1
+        if self._dead > _SWEEP_FLOOR and self._dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapq.heapify(self._heap)
+            self._dead = 0
 
     def clear(self) -> None:
         """Drop every entry."""
         self._heap.clear()
-        self._stale = 0
+        self._dead = 0
 
     def candidates(self) -> list[UnifiedTreeNode]:
         """The nodes that may be evicted now, in no particular order; for the audit."""
-        return [node for _, _, node in self._heap if self._is_candidate(node)]
+        live = (entry for entry in self._heap if self._is_live(entry))
+        return [node for *_, node in live if self._is_candidate(node)]
 
-    def _compact(self) -> None:
-        live: list[tuple[Rank, int, UnifiedTreeNode]] = []
-        for entry in self._heap:
-            if self._is_candidate(entry[2]):
-                live.append(entry)
-            else:
-                entry[2].component_data[self._kind].queued = False
-        heapq.heapify(live)
-        self._heap = live
-        self._stale = 0
+    def _is_live(self, entry: tuple[Rank, int, int, UnifiedTreeNode]) -> bool:
+        *_, serial, node = entry
+        return node.component_data[self._kind].queued == serial

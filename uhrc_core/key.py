@@ -106,7 +106,7 @@ class RadixKey:
         return self.data.startswith(edge.data, start * TOKEN_BYTES)
 
     def common_len(self, edge: RadixKey, start: int, limit: int) -> int:
-        """How many tokens of ``edge`` equal this key's from ``start`` on, ending before ``limit``."""
+        """How many tokens of ``edge`` equal this key's from ``start`` on, up to ``limit``."""
         n = min(len(edge), limit - start)
         mine = np.frombuffer(self.data, np.int32, n, start * TOKEN_BYTES)
         differs = mine != np.frombuffer(edge.data, np.int32, n)

@@ -54,3 +54,12 @@ class ReceiptBook:
             )
         del self._receipts[params.receipt_id]
         return receipt.tokens
+
+    def take_part(
+        self, node: UnifiedTreeNode, params: DecLockRefParams, index: int
+    ) -> object | None:
+        """Strike one component's token out of a receipt that stays outstanding; returns it."""
+        tokens = list(self.redeem(node, params))
+        token, tokens[index] = tokens[index], None
+        self._receipts[params.receipt_id] = _Receipt(node, tuple(tokens))
+        return token

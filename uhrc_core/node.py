@@ -31,7 +31,7 @@ class ComponentData:
         host_value, host_lock_ref: reserved for a HiCache tier; ``None`` and 0 here.
         last_access_time: the cache's counter at the last refresh; larger is more recent.
         hit_count: refreshes by a match since the data was inserted.
-        queued: whether the component's eviction queue holds an entry for this slot.
+        queued: serial number of this slot's entry in the component's eviction queue; 0: none.
     """
 
     __slots__ = (
@@ -51,7 +51,7 @@ class ComponentData:
         self.host_lock_ref = 0
         self.last_access_time = 0
         self.hit_count = 0
-        self.queued = False
+        self.queued = 0
 
 
 class UnifiedTreeNode:

@@ -75,12 +75,18 @@ class InsertParams(Params):
         prev_prefix_len: tokens the caller already holds from the tree (its locked prefix), whole
             pages.
         priority: raises the priority of every node on the path (``priority`` policy).
+        recurrent_value: slot that holds the recurrent state after exactly ``recurrent_seqlen``
+            tokens; the tree takes it over unless it has a snapshot there (`InsertResult`).
+        recurrent_seqlen: where the snapshot belongs, whole pages, within the key; needed with
+            ``recurrent_value``.
     """
 
     key: RadixKey
     value: Indices
     prev_prefix_len: int = Field(default=0, ge=0)
     priority: int = 0
+    recurrent_value: int | None = Field(default=None, ge=0)
+    recurrent_seqlen: int | None = Field(default=None, gt=0)
 
 
 class EvictParams(Params):
@@ -152,11 +158,13 @@ class InsertResult:
             its duplicates in ``[prev_prefix_len, prefix_len)`` and gives away the rest.
         inserted_len: tokens of the key now in the tree (whole pages); the caller keeps the tail.
         node: the node that ends at ``inserted_len``.
+        recurrent_exist: a snapshot was there already, so the donor keeps (then frees) its slot.
     """
 
     prefix_len: int
     inserted_len: int
     node: UnifiedTreeNode
+    recurrent_exist: bool = False
 
 
 @dataclass(slots=True)

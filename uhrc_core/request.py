@@ -130,6 +130,8 @@ class RequestLifecycle(ABC):
     def inc_lock_ref(self, node: Any) -> IncLockRefResult: ...
     @abstractmethod
     def dec_lock_ref(self, node: Any, params: DecLockRefParams) -> None: ...
+    @abstractmethod
+    def release_early(self, lock: IncLockRefResult, kind: ComponentType) -> None: ...
 
     # -- arrival -------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ class RequestLifecycle(ABC):
         state = RequestState(req, self.req_to_token, row, lock, match.hit_len)
         self._live[req.rid] = state
         for component in self.components:
-            component.admit(state)
+            component.admit(state, match)
         return state
 
     # -- running -------------------------------------------------------------------------------
@@ -242,7 +244,22 @@ class RequestLifecycle(ABC):
                 f"request {req.rid!r}: cannot advance by {num_tokens} from {state.computed_len}; "
                 f"only {state.allocated_len} tokens have pool indices (extend_req)"
             )
+        start = state.computed_len
         state.computed_len += num_tokens
+        for component in self.components:
+            component.advanced(state, start)
+
+    def started_req(self, req: Request) -> None:
+        """What the request takes from its prefix by copying has been copied (dispatched).
+
+        Until then the source of a copy-on-write clone is locked.
+        """
+        self._release_what_is_not_held(self.request_state(req.rid))
+
+    def cuts(self, req: Request, start: int, stop: int) -> Sequence[int]:
+        """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
+        state = self.request_state(req.rid)
+        return sorted({cut for c in self.components for cut in c.cuts(state, start, stop)})
 
     def cache_unfinished_req(self, req: Request) -> None:
         """Publish what is computed so far and move the request's lock to the end of it.
@@ -256,6 +273,7 @@ class RequestLifecycle(ABC):
         old = state.lock
         state.lock = self.inc_lock_ref(result.node)
         self.dec_lock_ref(old.node, old.to_dec_params())
+        self._release_what_is_not_held(state)
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -281,9 +299,16 @@ class RequestLifecycle(ABC):
         """
         self.cache_finished_req(req, is_insert=True)
 
+    def _release_what_is_not_held(self, state: RequestState) -> None:
+        for component in self.components:
+            if not component.holds_while_running:
+                self.release_early(state.lock, component.kind)
+
     # -- steps ---------------------------------------------------------------------------------
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
+        wishes = [c.publish_demand(state, finished=finished) for c in self.components]
+        self._make_room(wishes, state.dp_rank)
         seqlen = min(state.computed_len, len(state.request.token_ids))
         for component in self.components:
             seqlen = component.publishable_len(state, seqlen, finished=finished)
@@ -292,7 +317,7 @@ class RequestLifecycle(ABC):
             return None
         fields: dict[str, Any] = {}
         for component in self.components:
-            fields |= component.insert_fields(state)
+            fields |= component.insert_fields(state, seqlen)
         result = self.insert(
             InsertParams(
                 key=state.key_upto(seqlen),

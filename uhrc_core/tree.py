@@ -70,6 +70,8 @@ class UnifiedRadixCache(BasePrefixCache):
             max_requests=max_requests,
             max_context_len=max_context_len,
         )
+        for component in self.components:
+            component.join(self.components)
         self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
         self._events = EventLog()
         self._start_empty()
@@ -101,7 +103,7 @@ class UnifiedRadixCache(BasePrefixCache):
             component.refresh(path, self._now)
         best = path[-1] if path else self._root
         self._count_match(params.key, walk)
-        return MatchResult(
+        result = MatchResult(
             device_indices=_gather(path),
             last_device_node=best,
             last_host_node=best,
@@ -109,6 +111,9 @@ class UnifiedRadixCache(BasePrefixCache):
             full_hit_length=walk.full_len,
             miss_reason=walk.miss_reason,
         )
+        for component in self.components:
+            component.finalize_match(result, params)
+        return result
 
     def peek_prefix_len(self, key: RadixKey) -> int:
         return self._walk(key).best_len
@@ -188,20 +193,23 @@ class UnifiedRadixCache(BasePrefixCache):
         path, prefix_len = self._check_insert(params, length)
         self._now += 1
         cuts = sorted({cut for c in self.components for cut in c.insert_cuts(params)})
-        node = self._root
+        node, ends = self._root, list[UnifiedTreeNode]()
         for child in path:
             stops = [cut for cut in cuts if child.start < cut < min(child.end, prefix_len)]
             for stop in [*stops, min(child.end, prefix_len)]:
                 node = self._split(child, stop) if stop < child.end else child
                 node.priority = max(node.priority, params.priority)
+                ends.append(node)
                 for component in self.components:
                     component.overlap(node, params, self._now)
         for stop in [cut for cut in cuts if prefix_len < cut < length] + [length]:
             if node.end < stop:
                 node = self._append(node, key.slice(node.end, stop), params)
+                ends.append(node)
+        taken = [c.commit(end, params, self._now) for end in ends for c in self.components]
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - prefix_len
-        return InsertResult(prefix_len=prefix_len, inserted_len=length, node=node)
+        return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
 
     def _check_insert(self, params: InsertParams, length: int) -> tuple[list[UnifiedTreeNode], int]:
         key, value = params.key, params.value
@@ -220,6 +228,14 @@ class UnifiedRadixCache(BasePrefixCache):
             )
         new = self.token_allocator.pages(value[prefix_len:length])
         self.token_allocator.ledger.check_active(new, key.dp_rank)
+        for component in self.components:
+            component.check_insert(params)
+            for cut in component.insert_cuts(params):
+                if cut % self.page_size or not 0 < cut <= length:
+                    raise InvalidParamsError(
+                        f"{component.kind.name}: seqlen {cut} must be whole pages of "
+                        f"{self.page_size} within the key's {length} tokens"
+                    )
         return path, prefix_len
 
     def _append(

@@ -13,9 +13,7 @@ from collections.abc import Iterable
 from uhrc_core.errors import InvalidParamsError
 
 
-def next_chunk_end(
-    start: int, stop: int, chunk_size: int, boundaries: Iterable[int] = ()
-) -> int:
+def next_chunk_end(start: int, stop: int, chunk_size: int, boundaries: Iterable[int] = ()) -> int:
     """Where the chunk that begins at token ``start`` ends.
 
     Args:
