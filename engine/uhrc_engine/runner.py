@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -117,9 +119,9 @@ class Runner:
         return logits
 
     def warmup(self) -> None:
-        """Compiles every bucket. Nothing is executed: the pools are untouched."""
-        for bucket in self.buckets.all:
-            self.program(bucket)
+        """Compiles every bucket, several at a time. Nothing is executed: the pools are untouched."""
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(self.program, self.buckets.all))
 
     @property
     def compile_count(self) -> int:
