@@ -231,16 +231,16 @@ def test_the_latest_admitted_gives_way_and_goes_back_to_the_head_of_the_queue() 
 def test_a_retracted_request_resumes_from_the_tree_with_prefill_steps() -> None:
     sim = Sim(num_tokens=48, headroom_tokens=1)
     sim.add("r0", prompt(8), 14)
-    sim.add("r1", prompt(20, seed=1), 26)
+    sim.add("r1", prompt(18, seed=1), 26)
     while not sim.scheduler.num_retractions:
         sim.step()
     before = sim.rows_of("r1")
     sim.run()
     kind, start, _ = sim.rows_of("r1")[len(before)]
     assert kind is StepKind.PREFILL
-    assert start > 0
+    assert start == 24  # tokens it had decoded are reused, too
     assert sim.done["r1"].cached_tokens == 0  # as at its first admission
-    assert sim.output("r1") == expected_output(prompt(20, seed=1), 26)
+    assert sim.output("r1") == expected_output(prompt(18, seed=1), 26)
 
 
 def test_a_request_is_retracted_only_a_few_times() -> None:
