@@ -2,8 +2,8 @@
 
     python benchmarks/device_decode.py [--peer-python PATH]
 
-PATH is an interpreter with torch and transformers (default: this one). Without them the peer's column
-says so and only our figures are printed. Both sides use all cores; the median of the rounds counts.
+PATH is an interpreter with torch and transformers (default: this one). Without them a line says so
+and only our figures are printed. Both sides use all cores; the median of the rounds counts.
 """
 
 from __future__ import annotations

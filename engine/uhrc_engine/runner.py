@@ -104,8 +104,8 @@ class Runner:
     def step(self, inputs: StepInputs) -> jax.Array:
         """One forward of inputs of any R, W that a bucket holds; the runner pads.
 
-        A prefill row of a single token is padded into a prefill bucket when its width says so: give
-        it `width >= 2` columns. Returns logits float32[bucket rows, vocab] on the device, of each
+        Width 1 is a decode step. A prefill chunk of one token must be given width >= 2 (its second
+        column padding) to be computed as a prefill. Returns logits float32[bucket rows, vocab] on the device, of each
         row's last valid token; rows from `inputs.rows` on are padding. Dispatched asynchronously:
         reading it waits.
         """
@@ -119,7 +119,7 @@ class Runner:
         return logits
 
     def warmup(self) -> None:
-        """Compiles every bucket, several at a time. Nothing is executed: the pools are untouched."""
+        """Compiles every bucket, several at a time. Executes nothing: the pools are untouched."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             list(threads.map(self.program, self.buckets.all))
 

@@ -10,7 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 
-from uhrc_engine.models.errors import CheckpointError, UnsupportedModelError
+from uhrc_engine.models.errors import (
+    CheckpointError,
+    MissingTensorError,
+    UnsupportedModelError,
+)
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -68,6 +72,9 @@ class GGUFFile:
                 f"{self.path} stores rope frequency factors as a tensor, which is not supported "
                 "(use the model's Hugging Face directory instead)"
             )
+        embedding = self._tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            raise MissingTensorError(f"{self.path} has no tensor 'token_embd.weight'")
         heads = self.need("llama.attention.head_count")
         hidden = self.need("llama.embedding_length")
         config: dict[str, Any] = {
@@ -83,7 +90,7 @@ class GGUFFile:
             "max_position_embeddings": self.need("llama.context_length"),
             "rms_norm_eps": self.need("llama.attention.layer_norm_rms_epsilon"),
             "rope_theta": self.get("llama.rope.freq_base", 10000.0),
-            "vocab_size": int(self._tensors["model.embed_tokens.weight"].shape[1]),
+            "vocab_size": _shape(embedding)[0],
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             "bos_token_id": self.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.get("tokenizer.ggml.eos_token_id"),

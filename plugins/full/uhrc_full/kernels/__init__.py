@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-_AUTO_ORDER = {"tpu": ("pallas_tpu", "xla"), "cpu": ("xla",), "gpu": ("xla",)}
+_AUTO_ORDER = {"tpu": ("pallas_tpu", "xla")}
 
 
 class Kernel:
@@ -40,7 +40,9 @@ class Kernel:
     def pick(self, implementation: str) -> Callable[..., Any]:
         """The function behind a name or behind "auto". Raises ValueError for an unknown name."""
         names = (
-            _AUTO_ORDER[jax.default_backend()] if implementation == "auto" else (implementation,)
+            _AUTO_ORDER.get(jax.default_backend(), ("xla",))
+            if implementation == "auto"
+            else (implementation,)
         )
         for name in names:
             if name in self._implementations:

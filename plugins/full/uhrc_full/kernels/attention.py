@@ -42,7 +42,7 @@ def paged_attention(
     h // (heads / kv_heads).
     cache: one layer's pool, the new tokens already written.
     page_table: int32[R, P]; kv_lens: int32[R], new tokens included; q_lens: int32[R].
-    New token w of row r sits at position kv_lens[r] - q_lens[r] + w and sees positions up to its own.
+    New token w of row r sits at position kv_lens[r] - q_lens[r] + w and sees none beyond it.
     Returns q's dtype [R, W, heads, head_dim]; columns w >= q_lens[r] are garbage but finite.
     Pool tokens outside the rows' sequences are never read as data (they may be NaN).
     """
