@@ -105,9 +105,10 @@ class Runner:
         """One forward of inputs of any R, W that a bucket holds; the runner pads.
 
         Width 1 is a decode step. A prefill chunk of one token must be given width >= 2 (its second
-        column padding) to be computed as a prefill. Returns logits float32[bucket rows, vocab] on the device, of each
-        row's last valid token; rows from `inputs.rows` on are padding. Dispatched asynchronously:
-        reading it waits.
+        column padding) to be computed as a prefill.
+
+        Returns logits float32[bucket rows, vocab] on the device, of each row's last valid token;
+        rows from `inputs.rows` on are padding. Dispatched asynchronously: reading it waits.
         """
         bucket = self.bucket_for(inputs.rows, inputs.width)
         caches: Caches = {kind: pool.buffers for kind, pool in self.pools.items()}

@@ -94,7 +94,8 @@ class FullKVPool:
     def write(self, token_indices: npt.ArrayLike, layers: tuple[LayerArrays, ...]) -> None:
         """Stores what `read` gave (or equal shapes) at the tokens int[n], distinct, in place.
 
-        For host tiers and tests: compiles once per n. Raises InvalidIndexError when an index is outside the pool.
+        For host tiers and tests: compiles once per n. Raises InvalidIndexError when an index is
+        outside the pool.
         """
         indices = self._checked(token_indices)
         self._buffers = _write_layers(self._buffers, layers, indices)
