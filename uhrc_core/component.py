@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uhrc_core.eviction import CandidateQueue, EvictionPolicy, Rank
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
@@ -33,6 +33,20 @@ if TYPE_CHECKING:
 #: Called with each node of the path in order and how many of its tokens the key matches; answers
 #: whether a hit may end there. One validator serves one walk and may keep state between calls.
 MatchValidator = Callable[[UnifiedTreeNode, int], bool]
+
+
+class StateSlots(NamedTuple):
+    """The slots one forward of a request works on.
+
+    Attributes:
+        running: read and rewritten; nothing of use in it while the request has computed nothing.
+        track: also gets the forward's final state; ``None``: not needed.
+        clone_src: the snapshot to copy into ``running`` before the forward; ``None``: copied.
+    """
+
+    running: int
+    track: int | None
+    clone_src: int | None
 
 
 class TreeComponent(ABC):
@@ -156,6 +170,14 @@ class TreeComponent(ABC):
 
     def admit(self, state: RequestState, match: MatchResult) -> None:
         """Take what the request owns beside its tokens; `admit_demand` units are free."""
+
+    def state_slots(self, state: RequestState, start: int, stop: int) -> StateSlots | None:
+        """Where a forward over ``[start, stop)`` reads and leaves recurrent state, if this
+        component holds any."""
+        return None
+
+    def started(self, state: RequestState) -> None:
+        """The copy that `StateSlots.clone_src` asked for has been dispatched."""
 
     def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
         """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.component import TreeComponent
+from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
 from uhrc_core.key import ExtraKey, RadixKey
 from uhrc_core.node import ComponentType, IndexArray
@@ -254,7 +254,16 @@ class RequestLifecycle(ABC):
 
         Until then the source of a copy-on-write clone is locked.
         """
-        self._release_what_is_not_held(self.request_state(req.rid))
+        state = self.request_state(req.rid)
+        for component in self.components:
+            component.started(state)
+        self._release_what_is_not_held(state)
+
+    def state_slots(self, req: Request, start: int, stop: int) -> StateSlots | None:
+        """Slots of recurrent state for a forward over ``[start, stop)``; ``None``: no such state."""
+        state = self.request_state(req.rid)
+        found = (component.state_slots(state, start, stop) for component in self.components)
+        return next((slots for slots in found if slots is not None), None)
 
     def cuts(self, req: Request, start: int, stop: int) -> Sequence[int]:
         """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""

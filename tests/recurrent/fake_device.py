@@ -64,14 +64,14 @@ class FakeDevice:
 
     def clone(self, req: PlainRequest) -> None:
         """Copy the snapshot into the running slot, or start from nothing."""
-        state = self.cache.request_state(req.rid)
-        slots = component_of(self.cache).slots(state)
-        seen = tuple(req.token_ids[: state.computed_len])
+        computed = self.cache.request_state(req.rid).computed_len
+        slots = self.cache.state_slots(req, computed, computed + 1)
+        assert slots is not None
+        seen = tuple(req.token_ids[:computed])
         if slots.clone_src is None:
             assert not seen, "a hit without a snapshot to clone"
         else:
             assert self.slots[req.dp_rank, slots.clone_src] == seen, "snapshot of other tokens"
-            slots.clone_src = None
         self.slots[req.dp_rank, slots.running] = seen
         self.cache.started_req(req)
 
@@ -81,13 +81,13 @@ class FakeDevice:
         start = state.computed_len
         if self.cache.extend_req(req, stop - state.allocated_len) is None:
             return False
-        slots = component_of(self.cache).slots(state)
+        slots = self.cache.state_slots(req, start, stop)
+        assert slots is not None and slots.clone_src is None
         running = (req.dp_rank, slots.running)
         assert len(self.slots[running]) == start
         self.slots[running] = tuple(req.token_ids[:stop])
-        target = slots.target(start, stop)
-        if target is not None:
-            self.slots[req.dp_rank, target] = self.slots[running]
+        if slots.track is not None:
+            self.slots[req.dp_rank, slots.track] = self.slots[running]
         self.cache.advance_req(req, stop - start)
         return True
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import MatchValidator, TreeComponent
+from uhrc_core.component import MatchValidator, StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError
 from uhrc_core.eviction import EvictionPolicy
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
@@ -158,8 +158,15 @@ class RecurrentComponent(TreeComponent):
     # -- life of a request ---------------------------------------------------------------------
 
     def slots(self, state: RequestState) -> TrackSlots:
-        """The request's slots, for the engine's next forward."""
+        """The request's slots and what they hold."""
         return state.component[_REC]
+
+    def state_slots(self, state: RequestState, start: int, stop: int) -> StateSlots:
+        slots = self.slots(state)
+        return StateSlots(slots.running, slots.target(start, stop), slots.clone_src)
+
+    def started(self, state: RequestState) -> None:
+        self.slots(state).clone_src = None
 
     def demand(self, num_tokens: int) -> int:
         return self.plan.request_owned_slots
