@@ -142,7 +142,8 @@ class Runner:
 def _no_rows(max_pages: int) -> StepInputs:
     empty = np.zeros((0, 1), np.int32)
     lens = np.zeros(0, np.int32)
-    return StepInputs(empty, empty, empty, np.zeros((0, max_pages), np.int32), lens, lens)
+    pages = np.zeros((0, max_pages), np.int32)
+    return StepInputs(empty, empty, empty, pages, lens, lens, lens, lens)
 
 
 def pad_inputs(inputs: StepInputs, bucket: Bucket, max_pages: int) -> StepInputs:
@@ -156,12 +157,14 @@ def pad_inputs(inputs: StepInputs, bucket: Bucket, max_pages: int) -> StepInputs
         full[tuple(slice(n) for n in array.shape)] = array
         return full
 
-    tokens = (bucket.rows, bucket.width)
+    rows, tokens, nowhere = (bucket.rows,), (bucket.rows, bucket.width), int(PADDING_INDEX)
     return StepInputs(
         token_ids=grow(inputs.token_ids, tokens, 0),
         positions=grow(inputs.positions, tokens, 0),
-        write_indices=grow(inputs.write_indices, tokens, int(PADDING_INDEX)),
+        write_indices=grow(inputs.write_indices, tokens, nowhere),
         page_table=grow(inputs.page_table, (bucket.rows, max_pages), 0),
-        kv_lens=grow(inputs.kv_lens, (bucket.rows,), 0),
-        q_lens=grow(inputs.q_lens, (bucket.rows,), 0),
+        kv_lens=grow(inputs.kv_lens, rows, 0),
+        q_lens=grow(inputs.q_lens, rows, 0),
+        state_slots=grow(inputs.state_slots, rows, nowhere),
+        track_slots=grow(inputs.track_slots, rows, nowhere),
     )

@@ -26,7 +26,7 @@ StepArray = Any
 Params = dict[str, Any]
 """A pytree of weights (`jax.Array` leaves). Its structure is the model's own business."""
 Caches = dict[str, Any]
-"""Component kind ("full", later "recurrent", "swa") -> pytree of that component's pool buffers."""
+"""Component kind ("full", "recurrent", later "swa") -> pytree of that component's pool buffers."""
 
 
 @jax.tree_util.register_dataclass
@@ -53,6 +53,13 @@ class StepInputs:
     """int32[R] tokens of the row's sequence, the new ones included."""
     q_lens: StepArray
     """int32[R] new tokens of the row."""
+    state_slots: StepArray
+    """int32[R] global slot of the row's running recurrent state: read (unless the row has computed
+    nothing yet, `kv_lens == q_lens`: it starts from zeros), then overwritten with its final state.
+    Distinct where in range. Padding rows and models without recurrent layers: `PADDING_INDEX`."""
+    track_slots: StepArray
+    """int32[R] global slot that receives the row's final state as well; `PADDING_INDEX` for none.
+    Distinct where in range, and no `state_slots` of this step."""
 
     @property
     def rows(self) -> int:
@@ -66,7 +73,8 @@ class StepInputs:
 
 
 PADDING_INDEX = np.int32(np.iinfo(np.int32).max)
-"""The write index of a padding token: beyond every pool, so its write is dropped."""
+"""The write index of a padding token, the slot of a padding row: beyond every pool, so that the
+write is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,10 @@ class StepRow:
     """Absolute position of the first new token = tokens already in the pool for this row."""
     kv_indices: IntArray
     """int32[>= start + n] global pool token index of every token of the sequence, in order."""
+    state_slot: int | None = None
+    """Global slot of the running recurrent state; None only for a model without one."""
+    track_slot: int | None = None
+    """Global slot that receives a copy of the state after the last new token; None for no copy."""
 
 
 def make_step_inputs(
@@ -96,6 +108,8 @@ def make_step_inputs(
     page_table = np.zeros((count, max_pages), np.int32)
     kv_lens = np.zeros(count, np.int32)
     q_lens = np.zeros(count, np.int32)
+    state_slots = np.full(count, PADDING_INDEX, np.int32)
+    track_slots = np.full(count, PADDING_INDEX, np.int32)
     for r, row in enumerate(rows):
         n, end = len(row.token_ids), row.start + len(row.token_ids)
         pages = -(-end // page_size)
@@ -110,15 +124,28 @@ def make_step_inputs(
         write_indices[r, :n] = row.kv_indices[row.start : end]
         page_table[r, :pages] = row.kv_indices[:end:page_size] // page_size
         kv_lens[r], q_lens[r] = end, n
-    return StepInputs(token_ids, positions, write_indices, page_table, kv_lens, q_lens)
+        if row.state_slot is not None:
+            state_slots[r] = row.state_slot
+        if row.track_slot is not None:
+            track_slots[r] = row.track_slot
+    return StepInputs(
+        token_ids=token_ids,
+        positions=positions,
+        write_indices=write_indices,
+        page_table=page_table,
+        kv_lens=kv_lens,
+        q_lens=q_lens,
+        state_slots=state_slots,
+        track_slots=track_slots,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """What one layer keeps between steps: data, so that a new layer kind is a new value here.
 
-    `component` names the pool ("full"); `shape` is that component's own description of one layer
-    (`uhrc_full.layout.GQAShape` or `MLAShape`).
+    `component` names the pool ("full", "recurrent"); `shape` is that component's own description of
+    one layer (`uhrc_full.layout.GQAShape` or `MLAShape`; `uhrc_recurrent.backends.StateLayout`).
     """
 
     component: str
