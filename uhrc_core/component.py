@@ -27,6 +27,7 @@ from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.pools.allocator import PagedIndexAllocator
 
 if TYPE_CHECKING:
+    from uhrc_core.recurrent import RecurrentBackendSpec
     from uhrc_core.request import RequestState
     from uhrc_core.specs import ComponentParams
 
@@ -287,11 +288,13 @@ class ComponentContext:
         page_size: tokens per page.
         dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
         policy: the eviction policy, made once per component.
+        backend: for a RECURRENT component, the backend of the model's recurrent layers.
     """
 
     page_size: int
     dp_size: int
     policy: EvictionPolicy
+    backend: RecurrentBackendSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

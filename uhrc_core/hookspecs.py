@@ -48,6 +48,7 @@ import pluggy
 
 from uhrc_core.component import ComponentSpec
 from uhrc_core.plan import LayerKind
+from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.rules import Rule
 from uhrc_core.specs import CliCommandSpec, ConfigTableSpec, EvictionPolicySpec
 
@@ -69,11 +70,20 @@ def uhrc_component_specs() -> Sequence[ComponentSpec]:
 
 
 @hookspec
+def uhrc_recurrent_backends() -> Sequence[RecurrentBackendSpec]:
+    """Kinds of linear-recurrent layers, each of which ``components.recurrent.backend`` can name.
+
+    A model's backend is found by asking each ``spec.matches_hf_config``; its other layers are full
+    attention.
+    """
+
+
+@hookspec
 def uhrc_layer_kinds(hf_config: Mapping[str, Any]) -> Sequence[LayerKind] | None:
     """What each layer of the model with this Hugging Face ``config.json`` caches, in layer order.
 
     ``None`` for a model that is not of the plugin's family. Two plugins that both answer for one
-    model are an error.
+    model are an error. Not asked when a recurrent backend knows the model.
     """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError
 from uhrc_core.plan import LayerKind
 from uhrc_core.plugins import PluginCatalog
 from uhrc_core.registry import Registry
@@ -30,7 +31,11 @@ def read_model_layers(
     if hf_config is None:
         return (), Registry()
     registry, broken = catalog.load_each(catalog.names)
-    layers = registry.layer_kinds(hf_config)
+    try:
+        layers = registry.layer_kinds(hf_config)
+    except ConfigError as error:
+        problems += error.problems
+        return (), registry
     if layers:
         return layers, registry
     broken_note = f"; broken, so not asked: {', '.join(broken)}" if broken else ""

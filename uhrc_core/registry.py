@@ -20,6 +20,7 @@ from uhrc_core.errors import PluginError
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
 from uhrc_core.policies import BUILTIN_POLICIES
+from uhrc_core.recurrent import RecurrentBackendSpec, hybrid_layers
 from uhrc_core.rules import CORE_RULES, Rule
 from uhrc_core.specs import (
     CliCommandSpec,
@@ -32,19 +33,20 @@ from uhrc_core.specs import (
 EVICTION_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
 
 Record = TypeVar("Record")
-Named = ComponentSpec | EvictionPolicySpec | ConfigTableSpec | CliCommandSpec
+Named = ComponentSpec | RecurrentBackendSpec | EvictionPolicySpec | ConfigTableSpec | CliCommandSpec
 
 
 class Registry:
     """Declared records by name; filled by `register`, read-only afterwards.
 
     Attributes:
-        components, policies, tables, commands: by name; built-in policies included.
+        components, backends, policies, tables, commands: by name; built-in policies included.
         rules: the core's combination matrix and what plugins add to it.
     """
 
     def __init__(self) -> None:
         self.components: dict[str, ComponentSpec] = {}
+        self.backends: dict[str, RecurrentBackendSpec] = {}
         self.policies = {spec.name: spec for spec in BUILTIN_POLICIES}
         self.tables: dict[str, ConfigTableSpec] = {}
         self.commands: dict[str, CliCommandSpec] = {}
@@ -79,23 +81,26 @@ class Registry:
 
     def _take_over(self, label: str, module: ModuleType, claimed: frozenset[str]) -> None:
         components = self._records(label, "uhrc_component_specs", ComponentSpec)
+        backends = self._records(label, "uhrc_recurrent_backends", RecurrentBackendSpec)
         policies = self._records(label, "uhrc_eviction_policies", EvictionPolicySpec)
         tables = self._records(label, "uhrc_config_tables", ConfigTableSpec)
         commands = self._records(label, "uhrc_cli_commands", CliCommandSpec)
         rules = self._records(label, "uhrc_combination_rules", Rule)
         for spec in components:
             _check_component(label, spec)
-        for record in (*components, *policies, *tables):
+        for record in (*components, *backends, *policies, *tables):
             if record.name not in claimed:
                 raise PluginError(
                     f"{label} declares {record.name!r} but is not registered under that name; add "
                     f"the entry point {record.name} = {module.__name__!r} to its pyproject.toml"
                 )
         _check_new(label, self.components, components)
+        _check_new(label, self.backends, backends)
         _check_new(label, self.policies, policies)
         _check_new(label, self.tables, tables)
         _check_new(label, self.commands, commands)
         self.components |= {spec.name: spec for spec in components}
+        self.backends |= {spec.name: spec for spec in backends}
         self.policies |= {spec.name: spec for spec in policies}
         self.tables |= {spec.name: spec for spec in tables}
         self.commands |= {spec.name: spec for spec in commands}
@@ -106,6 +111,7 @@ class Registry:
         """What plugins brought, as ``component full``: kind and name, in a fixed order."""
         named = {
             "component": self.components,
+            "backend": self.backends,
             "policy": self.policies.keys() - {spec.name for spec in BUILTIN_POLICIES},
             "table": self.tables,
             "command": self.commands,
@@ -119,8 +125,12 @@ class Registry:
         """The layers of a model, or ``None`` when no loaded plugin knows it.
 
         Raises:
+            ConfigError: two recurrent backends claim it, or its attention layers are unknown.
             PluginError: two plugins answer, or one raises.
         """
+        hybrid = hybrid_layers(hf_config, tuple(self.backends.values()))
+        if hybrid is not None:
+            return hybrid
         answers = {
             label: answer
             for label, answer in self._call("uhrc_layer_kinds", hf_config)

@@ -260,7 +260,7 @@ class RequestLifecycle(ABC):
         self._release_what_is_not_held(state)
 
     def state_slots(self, req: Request, start: int, stop: int) -> StateSlots | None:
-        """Slots of recurrent state for a forward over ``[start, stop)``; ``None``: no such state."""
+        """Slots of recurrent state for a forward over ``[start, stop)``; ``None``: no state."""
         state = self.request_state(req.rid)
         found = (component.state_slots(state, start, stop) for component in self.components)
         return next((slots for slots in found if slots is not None), None)

@@ -19,6 +19,7 @@ from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
 from uhrc_core.plugins import PluginCatalog, installed_plugins
 from uhrc_core.policies import BUILTIN_POLICIES
+from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.registry import Registry
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
 from uhrc_core.rules import PAGED, UNIFIED, violations
@@ -69,6 +70,7 @@ class _Resolver:
         elif not tables and not self.problems:
             self.problems.append("components: none named; add one, or set model.hf_config")
         self._check_cache()
+        tables = self._settled(tables, layers, registry)
         specs = [registry.components[name] for name in tables]
         self._check_kinds(specs, layers)
         if tables:
@@ -87,7 +89,8 @@ class _Resolver:
     def _registry(self) -> Registry:
         policy = self.config.cache.eviction_policy
         builtin = [spec.name for spec in BUILTIN_POLICIES]
-        named = [*self.config.components]
+        backends = [table.backend_name for table in self.config.components.values()]
+        named = [*self.config.components, *filter(None, backends)]
         if policy not in builtin and policy in self.catalog.names:
             named.append(policy)
         registry = self.catalog.load(named)
@@ -115,6 +118,23 @@ class _Resolver:
         self.problems += reader.problems
         return picked
 
+    def _settled(
+        self,
+        tables: Mapping[str, ComponentParams],
+        layers: Sequence[LayerKind],
+        registry: Registry,
+    ) -> dict[str, ComponentParams]:
+        """The tables with what the rest of the config and the model imply for them."""
+        settled: dict[str, ComponentParams] = {}
+        for name, table in tables.items():
+            own = [layer for layer in layers if layer.component is registry.components[name].kind]
+            try:
+                settled[name] = call_factory(name, "settled", table.settled, self.config, own)
+            except ConfigError as error:
+                self.problems += [f"components.{name}.{line}" for line in error.problems]
+                settled[name] = table
+        return settled
+
     def _parts(
         self,
         tables: Mapping[str, ComponentParams],
@@ -131,10 +151,22 @@ class _Resolver:
         for name, params in tables.items():
             spec = registry.components[name]
             victim_order = call_factory(name, "make_policy", policy.make_policy, options)
-            context = ComponentContext(cache.page_size, cache.dp_size, victim_order)
+            backend = self._backend(name, params, registry)
+            context = ComponentContext(cache.page_size, cache.dp_size, victim_order, backend)
             own = tuple(layer for layer in layers if layer.component is spec.kind)
             parts.append(ResolvedComponent(spec, params, context, own, None))
         return tuple(sorted(parts, key=lambda part: part.spec.kind))
+
+    def _backend(
+        self, name: str, params: ComponentParams, registry: Registry
+    ) -> RecurrentBackendSpec | None:
+        wanted = params.backend_name
+        if wanted is not None and wanted not in registry.backends:
+            known = ", ".join(sorted(registry.backends)) or "none"
+            self.problems.append(
+                f"components.{name}.backend = {wanted!r}: no recurrent backend; loaded are: {known}"
+            )
+        return None if wanted is None else registry.backends.get(wanted)
 
     def _check_cache(self) -> None:
         cache = self.config.cache

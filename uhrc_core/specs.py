@@ -7,14 +7,18 @@ the factory when a config asks.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from uhrc_core.eviction import EvictionPolicy
+from uhrc_core.plan import LayerKind
+
+if TYPE_CHECKING:
+    from uhrc_core.config import Config
 
 #: Largest pool or table this library addresses: indices are int32.
 INDEX_MAX = 2**31 - 1
@@ -60,6 +64,18 @@ class ComponentParams(ConfigTable):
     @abstractmethod
     def num_units_min(self, page_size: int, max_context_len: int) -> int:
         """The smallest pool that can run one request of ``max_context_len`` tokens."""
+
+    @property
+    def backend_name(self) -> str | None:
+        """The recurrent backend that this table asks for, by name, if it is of that kind."""
+        return None
+
+    def settled(self, config: Config, layers: Sequence[LayerKind]) -> Self:
+        """A copy with what other tables and the model's layers of this component imply.
+
+        Raises ConfigError for what contradicts them; each line starts with the key's own name.
+        """
+        return self
 
     def features(self, page_size: int) -> frozenset[str]:
         """What this table turns on, for the combination matrix (see `uhrc_core.rules`)."""

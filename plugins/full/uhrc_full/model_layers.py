@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from uhrc_core.node import ComponentType
+from uhrc_core.hf_config import full_attention_layer, size_of, text_config
 from uhrc_core.plan import LayerKind
 
 #: Parts of config keys that tell of layers that are not full attention.
@@ -25,20 +25,13 @@ _OTHER_KINDS = (
 
 
 def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
-    """One `LayerKind` per layer of an MHA, GQA or MLA model; ``None`` for any other model.
-
-    ``shape`` has ``num_heads``, ``num_kv_heads`` and ``head_dim``, or for MLA ``kv_lora_rank`` and
-    ``qk_rope_head_dim``.
-    """
-    text_config = hf_config.get("text_config")
-    config = cast("Mapping[str, Any]", text_config) if isinstance(text_config, dict) else hf_config
-    num_layers, num_heads = _size(config, "num_hidden_layers"), _size(config, "num_attention_heads")
-    if not num_layers or not num_heads or _has_other_layers(config):
+    """One `LayerKind` per layer of an MHA, GQA or MLA model; ``None`` for any other model."""
+    config = text_config(hf_config)
+    num_layers = size_of(config, "num_hidden_layers")
+    layer = full_attention_layer(config)
+    if layer is None or not num_layers or _has_other_layers(config):
         return None
-    shape = _mla_shape(config) if config.get("kv_lora_rank") else _gqa_shape(config, num_heads)
-    if not all(shape.values()):
-        return None
-    return (LayerKind(ComponentType.FULL, shape),) * num_layers
+    return (layer,) * num_layers
 
 
 def attention_of(layer: LayerKind) -> str:
@@ -54,21 +47,3 @@ def _has_other_layers(config: Mapping[str, Any]) -> bool:
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         return True
     return any(value and any(part in key for part in _OTHER_KINDS) for key, value in config.items())
-
-
-def _mla_shape(config: Mapping[str, Any]) -> dict[str, int]:
-    return {key: _size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim")}
-
-
-def _gqa_shape(config: Mapping[str, Any], num_heads: int) -> dict[str, int]:
-    return {
-        "num_heads": num_heads,
-        "num_kv_heads": _size(config, "num_key_value_heads") or num_heads,
-        "head_dim": _size(config, "head_dim") or _size(config, "hidden_size") // num_heads,
-    }
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    """A positive number of the config; 0 where there is none."""
-    value = config.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
