@@ -92,13 +92,12 @@ def _delta_chunk(tokens: DeltaTokens, used: jax.Array, state: jax.Array) -> Walk
 
 def _within_chunk(
     q: jax.Array, k: jax.Array, log_decay: jax.Array, beta: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:
     """What the tokens of one chunk are to each other; inputs [..., CHUNK, d], d = K or 1.
 
     With a_ij = exp(sum of log_decay over (j, i]), [..., CHUNK, CHUNK] each:
     inverse = (I + L)^-1 where L_ij = beta_i k_i . (a_ij k_j) for j < i, and
-    scores_ij = q_i . (a_ij k_j) for j <= i. And [..., CHUNK, K or 1] each: since, the sum of
-    log_decay from the chunk's start to i (inclusive), and until, that after i to the chunk's end.
+    scores_ij = q_i . (a_ij k_j) for j <= i.
 
     Everything grows from blocks of 8 tokens by merging neighbours, doubling the size three times:
 
