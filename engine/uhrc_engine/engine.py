@@ -20,7 +20,7 @@ import numpy.typing as npt
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.params import CacheStats
 from uhrc_engine.assembly import EngineParts, as_config, build_parts
-from uhrc_engine.batch import Batch, StepKind
+from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.request import (
@@ -58,6 +58,7 @@ class EngineStats:
         prefill_steps, decode_steps: steps run.
         computed_tokens: prompt tokens that went through a prefill step, recomputation included.
         output_tokens: tokens generated.
+        cow_clones: recurrent states copied for a hit.
         retractions: how often a request lost its memory to others.
         running, waiting: requests now.
         compiled_programs: step shapes compiled.
@@ -68,6 +69,7 @@ class EngineStats:
     decode_steps: int
     computed_tokens: int
     output_tokens: int
+    cow_clones: int
     retractions: int
     running: int
     waiting: int
@@ -83,6 +85,7 @@ class _Counters:
     decode_steps: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    cow_clones: int = 0
 
 
 @dataclass(slots=True)
@@ -171,14 +174,13 @@ class Engine:
     def stream(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
         """Run the requests and give out each token as it is sampled.
 
-        The requests are checked and queued at the call. Closing the iterator aborts what is left.
+        Nothing happens before the first token is asked for; closing the iterator aborts what is
+        left.
 
         Raises:
             As `generate`; and the error of a request that fails on the way.
         """
-        return self._stream(self._add_all(requests))
-
-    def _stream(self, rids: list[str]) -> Iterator[TokenEvent]:
+        rids = self._add_all(requests)
         try:
             left = len(rids)
             while left:
@@ -284,7 +286,11 @@ class Engine:
 
     def _forward(self, batch: Batch) -> jax.Array:
         """Dispatch the batch; logits float32[>= rows, vocab] on the device."""
-        rows = [StepRow(row.token_ids, row.start, row.kv_indices) for row in batch.rows]
+        if batch.clones:
+            self._runner.copy_states(batch.clones)
+            self._scheduler.cloned(batch)
+            self._counters.cow_clones += len(batch.clones)
+        rows = [_step_row(row) for row in batch.rows]
         width = max(row.stop - row.start for row in batch.rows)
         if batch.kind is StepKind.PREFILL:
             width = max(width, 2)  # a width of 1 would be served by a decode bucket
@@ -328,6 +334,11 @@ class Engine:
 
     def _fresh_rid(self) -> str:
         return next(rid for i in self._rid_counter if (rid := f"request-{i}") not in self._progress)
+
+
+def _step_row(row: BatchRow) -> StepRow:
+    running, track = (None, None) if row.slots is None else row.slots[:2]
+    return StepRow(row.token_ids, row.start, row.kv_indices, running, track)
 
 
 def _sampling_params(request: Request) -> SamplingParams:

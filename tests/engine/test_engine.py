@@ -190,6 +190,28 @@ def test_a_stream_that_is_closed_aborts_its_requests(engine: Engine) -> None:
     assert one(engine, tokens(5)).finish_reason is FinishReason.LENGTH
 
 
+def test_a_stream_that_is_never_read_does_nothing(engine: Engine) -> None:
+    engine.stream([Request(tokens(20), 50)])
+    assert not engine.has_work
+
+
+def test_a_forward_that_fails_ends_its_requests_and_publishes_nothing(
+    engine: Engine, parts: EngineParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(inputs: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.runner, "step", fail)
+        rid = engine.add_request(Request(tokens(100), 5))
+        with pytest.raises(RuntimeError, match="device lost"):
+            engine.step()
+    engine.cache.check_invariants()
+    [completion] = engine.step().completions
+    assert (completion.rid, completion.finish_reason) == (rid, FinishReason.ERROR)
+    assert one(engine, tokens(100), 5).cached_tokens == 0
+
+
 def test_abort_between_steps_reports_what_was_generated(engine: Engine) -> None:
     rid = engine.add_request(Request(tokens(20), 50))
     for _ in range(4):
