@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from uhrc_core.component import StateSlots
 from uhrc_core.node import IndexArray
 from uhrc_engine.request import LiveRequest
 
@@ -26,6 +27,7 @@ class BatchRow:
         stop: position after the last new token.
         kv_indices: int32[stop] pool index of every token of the sequence, a view into the cache's
             table: read it before the step is reported as dispatched.
+        slots: where the row's recurrent state lies; ``None`` for a model without any.
         samples: whether ``stop`` is the end of the sequence, so that the step gives a new token.
     """
 
@@ -33,6 +35,7 @@ class BatchRow:
     start: int
     stop: int
     kv_indices: IndexArray
+    slots: StateSlots | None
     samples: bool
 
     @property
@@ -52,6 +55,12 @@ class Batch:
     def num_tokens(self) -> int:
         """New tokens of all rows."""
         return sum(row.stop - row.start for row in self.rows)
+
+    @property
+    def clones(self) -> list[tuple[int, int]]:
+        """(source, target) slots of the states to copy before the forward."""
+        slots = [row.slots for row in self.rows if row.slots is not None]
+        return [(s.clone_src, s.running) for s in slots if s.clone_src is not None]
 
     @property
     def samples(self) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import numpy as np
@@ -16,6 +16,10 @@ from uhrc_engine.models.contract import PADDING_INDEX, Caches, Model, Params, St
 EXACT_ROWS = 64
 """Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
 number of rows. Prefill steps have at least this many."""
+
+
+RECURRENT = "recurrent"
+"""The component kind whose pool holds recurrent states."""
 
 
 class DevicePool(Protocol):
@@ -28,6 +32,14 @@ class DevicePool(Protocol):
 
     def replace(self, buffers: Any) -> None:
         """Takes the buffers that a step returned."""
+        ...
+
+
+class StatePool(DevicePool, Protocol):
+    """A pool of recurrent states (`uhrc_recurrent.pool.RecurrentStatePool` is one)."""
+
+    def copy_slots(self, src: Any, dst: Any) -> None:
+        """Clones the whole state of slot src[i] into slot dst[i], in place, dispatched."""
         ...
 
 
@@ -119,8 +131,19 @@ class Runner:
             pool.replace(caches[kind])
         return logits
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Dispatches the clone of each (source, target) pair of recurrent slots.
+
+        One at a time, so that one program serves any number. For a model with recurrent layers.
+        """
+        pool = cast("StatePool", self.pools[RECURRENT])
+        for source, target in pairs:
+            pool.copy_slots([source], [target])
+
     def warmup(self) -> None:
-        """Compiles every bucket, several at a time. Executes nothing: the pools are untouched."""
+        """Compiles every bucket, several at a time. Computes nothing: what is stored stays."""
+        if RECURRENT in self.pools:
+            cast("StatePool", self.pools[RECURRENT]).copy_slots([], [])
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             list(threads.map(self.program, self.buckets.all))
 

@@ -51,7 +51,8 @@ class SchedulerLimits:
 class Scheduler:
     """Owns the queue and the running set; the cache owns the memory.
 
-    The caller's loop: `next_batch`, run it, `dispatched`, sample, `commit`, `take_finished`.
+    The caller's loop: `next_batch`, copy states, `cloned`, run it, `dispatched`, sample, `commit`,
+    `take_finished`.
     """
 
     def __init__(self, cache: RequestLifecycle, limits: SchedulerLimits) -> None:
@@ -122,6 +123,12 @@ class Scheduler:
                 return Batch(kind, tuple(rows))
         return None
 
+    def cloned(self, batch: Batch) -> None:
+        """The state copies that the batch's rows ask for have been dispatched."""
+        for row in batch.rows:
+            if row.slots is not None and row.slots.clone_src is not None:
+                self.cache.started_req(row.request)
+
     def dispatched(self, batch: Batch) -> None:
         """The forward of ``batch`` has been dispatched: its tokens count, prompts are published."""
         for row in batch.rows:
@@ -152,7 +159,9 @@ class Scheduler:
             if req not in self.running:  # an earlier row retracted it
                 continue
             start = self.cache.request_state(req.rid).computed_len
-            stop = next_chunk_end(start, len(req.token_ids), self.limits.chunk_size)
+            end = len(req.token_ids)
+            cuts = self.cache.cuts(req, start, min(end, start + self.limits.chunk_size))
+            stop = next_chunk_end(start, end, self.limits.chunk_size, cuts)
             if self._extend(req, stop - start):
                 rows.append(self._row(req, start, stop))
         return rows
@@ -189,9 +198,14 @@ class Scheduler:
         if not others or match.miss_reason is MissReason.DISABLED:
             return False
         key = _prompt_key(req)
-        coming = [_prompt_key(other) for other in others if other.extra_key == req.extra_key]
-        shared = max((key.common_len(other, 0, len(key)) for other in coming), default=0)
-        return shared // self.cache.page_size * self.cache.page_size > match.hit_len
+        for other in others:
+            if other.extra_key == req.extra_key:
+                shared = key.common_len(_prompt_key(other), 0, len(key))
+                shared -= shared % self.cache.page_size
+                # What it has computed it has published, as far as it ever will.
+                if max(match.hit_len, self.cache.request_state(other.rid).computed_len) < shared:
+                    return True
+        return False
 
     def _admission_tokens(self, req: LiveRequest, hit_len: int) -> int:
         running = [
@@ -242,7 +256,8 @@ class Scheduler:
 
     def _row(self, req: LiveRequest, start: int, stop: int) -> BatchRow:
         indices = self.cache.request_state(req.rid).indices(0, stop)
-        return BatchRow(req, start, stop, indices, samples=stop == len(req.token_ids))
+        slots = self.cache.state_slots(req, start, stop)
+        return BatchRow(req, start, stop, indices, slots, samples=stop == len(req.token_ids))
 
     def _out_of_pages(self, req: LiveRequest) -> OutOfPagesError:
         return OutOfPagesError(
