@@ -54,5 +54,11 @@ def compare(
         )
         return summarize(path.stem, label, talks, engine.stats()), talks
 
-    runs = [run("none", parts.without_reuse()), run("radix tree", parts)]
+    runs = [run("none", parts.without_reuse()), run(_label(config), parts)]
     return Comparison(tuple(r for r, _ in runs), tuple(t for _, t in runs))
+
+
+def _label(config: Config) -> str:
+    if config.cache.disable_radix_cache:
+        return "none, as configured"
+    return "radix tree" if config.cache.enable_unified_radix_tree else "plain radix tree"
