@@ -177,6 +177,15 @@ def test_padding_is_not_read(mixer):
 
 
 @every_mixer
+def test_a_row_without_tokens_keeps_its_state_bit_for_bit(mixer):
+    state = random_state()
+    state[1] = np.resize(np.float32([-0.0, np.inf, np.nan, 1e-40]), state[1].shape)
+    for implementation in ("xla", "reference"):
+        _, final = mixer.run(mixer.tokens(), state, [130, 0, 1, 64], implementation)
+        assert final[1].tobytes() == state[1].tobytes()
+
+
+@every_mixer
 def test_a_row_does_not_depend_on_the_others(mixer):
     tokens, state, lens = mixer.tokens(), random_state(), np.array([130, 256, 70, 64])
     out, final = mixer.run(tokens, state, lens)
