@@ -1,8 +1,8 @@
-"""What a Hugging Face ``config.json`` says of full-attention layers, in its usual fields."""
+"""What a Hugging Face ``config.json`` says of its layers, in the usual fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from uhrc_core.node import ComponentType
@@ -23,6 +23,14 @@ def full_attention_layer(config: Mapping[str, Any]) -> LayerKind | None:
     """
     shape = _mla_shape(config) if config.get("kv_lora_rank") else _gqa_shape(config)
     return LayerKind(ComponentType.FULL, shape) if all(shape.values()) else None
+
+
+def linear_layers_of(config: Mapping[str, Any], default: Callable[[int], bool]) -> tuple[int, ...]:
+    """0-based ids of the linear layers: from ``layer_types``, else those ``default`` is true of."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(i for i in range(config["num_hidden_layers"]) if default(i))
+    return tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 def size_of(config: Mapping[str, Any], key: str) -> int:

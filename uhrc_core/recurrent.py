@@ -106,6 +106,15 @@ class RecurrentBackendSpec:
     kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
+def conv_buffers(kernel: int, **channels: int) -> tuple[BufferShape, ...]:
+    """A conv buffer per name: ``conv_buffers(4, conv_q=64)``; none for a kernel of 1."""
+    if kernel < 2:
+        return ()
+    return tuple(
+        BufferShape(name, (kernel - 1, count), MODEL_DTYPE) for name, count in channels.items()
+    )
+
+
 def choose_backend(
     hf_config: Mapping[str, Any], specs: Sequence[RecurrentBackendSpec]
 ) -> tuple[RecurrentBackendSpec, RecurrentModel] | None:

@@ -161,8 +161,11 @@ def test_the_model_picks_the_components(tmp_path: Path) -> None:
     assert source.components == {}
 
 
-def test_a_hybrid_model_picks_both_of_its_components(site: FakeSite) -> None:
+def test_a_hybrid_model_picks_both_of_its_components(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.install("uhrc-state", {"state": "state_module"}, HYBRID)
+    monkeypatch.setenv("UHRC_PLUGINS", "full,state")
     found = problems(config(components={}), hf_config={"model_type": "hybrid"})
     assert found[0].startswith("with paged + recurrent, extra_buffer is required: ")
     assert len(found) == 1
@@ -430,9 +433,12 @@ def test_device_pools_need_a_model() -> None:
         make_device_pools(resolve(config()))
 
 
-def test_a_kind_of_layer_without_a_component_to_pick(site: FakeSite) -> None:
+def test_a_kind_of_layer_without_a_component_to_pick(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = HYBRID.replace('return [fake_spec("state", "RECURRENT")]', "return []")
     site.install("uhrc-state", {"state": "state_module"}, source)
+    monkeypatch.setenv("UHRC_PLUGINS", "full,state")
     found = problems(config(components={}), hf_config={"model_type": "hybrid"})
     assert found == (
         "components: the model has RECURRENT layers, and the installed components of that kind "

@@ -113,10 +113,11 @@ def test_a_flag_wins_over_the_file(file: Path) -> None:
 
 def test_the_recurrent_flags_set_keys_of_the_recurrent_table(file: Path) -> None:
     result = uhrc(
-        "check", file, "--enable-recurrent-extra-buffer", "--recurrent-track-interval", 256
+        "check", file, "--enable-recurrent-extra-buffer", "--recurrent-track-interval", 250
     )
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: components.recurrent: plugin 'recurrent' is not")
+    assert "set components.recurrent.track_interval to a positive multiple" in result.stderr
+    assert "enable_extra_buffer = true" not in result.stderr
 
 
 # -- describe ----------------------------------------------------------------------------------

@@ -118,7 +118,11 @@ def test_plugins_appear_and_vanish_with_their_distributions(
     clean.install(wheels["uhrc-core"])
     assert clean.plugins() == {}
     clean.install(*(wheels[name] for name in PROJECTS if name != "uhrc-core"))
-    assert clean.plugins() == {"uhrc-full": ["full"], "uhrc-engine": ["engine", "workload"]}
+    assert clean.plugins() == {
+        "uhrc-full": ["full"],
+        "uhrc-recurrent": ["gdn", "gla", "kda", "recurrent"],
+        "uhrc-engine": ["engine", "workload"],
+    }
     clean.pip("uninstall", "--yes", "--quiet", "uhrc-full")
     assert "uhrc-full" not in clean.plugins()
 

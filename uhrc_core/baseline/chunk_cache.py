@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uhrc_core.baseline.radix_cache import RadixCache
 from uhrc_core.key import RadixKey
+from uhrc_core.node import ComponentType
 from uhrc_core.params import (
     InsertParams,
     InsertResult,
@@ -11,10 +12,16 @@ from uhrc_core.params import (
     MatchResult,
     MissReason,
 )
+from uhrc_core.request import RequestState
 
 
 class ChunkCache(RadixCache):
-    """A tree that stays empty: matches miss (``disabled``) and inserts leave all to the caller."""
+    """A tree that stays empty: matches miss (``disabled``) and inserts leave all to the caller.
+
+    Serves every kind of component: what a request holds, it holds alone and to its end.
+    """
+
+    _serves = frozenset(ComponentType)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         nothing = RadixKey([], params.key.extra_key, params.key.dp_rank)
@@ -29,3 +36,6 @@ class ChunkCache(RadixCache):
 
     def insert(self, params: InsertParams) -> InsertResult:
         return InsertResult(prefix_len=0, inserted_len=0, node=self.nodes()[0])
+
+    def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
+        return None

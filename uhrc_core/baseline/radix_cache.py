@@ -35,6 +35,8 @@ from uhrc_core.params import (
 class RadixCache(BasePrefixCache):
     """See `BasePrefixCache`. LRU only; records no events and does not tell evicted from unseen."""
 
+    _serves = frozenset({ComponentType.FULL})
+
     def __init__(
         self,
         components: Sequence[TreeComponent],
@@ -51,10 +53,10 @@ class RadixCache(BasePrefixCache):
             max_requests=max_requests,
             max_context_len=max_context_len,
         )
-        if len(self.components) > 1:
+        if unserved := [c.kind.name for c in self.components if c.kind not in self._serves]:
             raise InvalidParamsError(
-                f"{type(self).__name__} holds FULL data alone; set "
-                "cache.enable_unified_radix_tree for other components"
+                f"{type(self).__name__} holds FULL data alone, not {', '.join(unserved)}; set "
+                "cache.enable_unified_radix_tree"
             )
         self._start_empty()
 
@@ -170,7 +172,7 @@ class RadixCache(BasePrefixCache):
             _data(part).lock_ref += 1
             if _data(part).lock_ref == 1:
                 self.token_allocator.protect(len(part.key), part.dp_rank)
-        return self._receipts.issue(node, (True,))
+        return self._receipts.issue(node, (True,) + (None,) * (len(self.components) - 1))
 
     def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
         self._receipts.redeem(node, params)

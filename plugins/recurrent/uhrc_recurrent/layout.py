@@ -20,7 +20,7 @@ from math import prod
 from typing import Any
 
 from uhrc_core.errors import ConfigError
-from uhrc_recurrent.backends.contract import ITEM_BYTES, MODEL_DTYPE, BufferShape, StateLayout
+from uhrc_core.recurrent import ITEM_BYTES, MODEL_DTYPE, BufferShape, StateLayout
 
 TPU_LANES = 128
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.specs import ConfigTable, PositiveInt
-from uhrc_recurrent.backends.contract import (
+from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
     conv_buffers,
-    linear_layers_of,
-    text_config,
 )
+from uhrc_core.specs import ConfigTable, PositiveInt
 
 _MODEL_TYPES = (
     "qwen3_next",
@@ -73,5 +72,6 @@ GDN = RecurrentBackendSpec(
     params_model=GDNParams,
     state_layout=state_layout,
     matches_hf_config=matches_hf_config,
+    kernel_chunk=64,
     kernels=dict.fromkeys(_KERNELS, ("reference", "xla")),
 )

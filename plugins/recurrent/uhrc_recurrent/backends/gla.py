@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.specs import ConfigTable, PositiveInt
-from uhrc_recurrent.backends.contract import (
+from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
-    linear_layers_of,
-    text_config,
 )
+from uhrc_core.specs import ConfigTable, PositiveInt
 from uhrc_recurrent.backends.kda import is_kda_bailing
 
 _MINIMAX_TYPES = ("minimax", "minimax_text_01", "minimax_m1")
@@ -76,5 +75,6 @@ GLA = RecurrentBackendSpec(
     params_model=GLAParams,
     state_layout=state_layout,
     matches_hf_config=matches_hf_config,
+    kernel_chunk=64,
     kernels=dict.fromkeys(("gla_step", "gla_prefill"), ("reference", "xla")),
 )

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.specs import ConfigTable, PositiveInt
-from uhrc_recurrent.backends.contract import (
+from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
     conv_buffers,
-    linear_layers_of,
-    text_config,
 )
+from uhrc_core.specs import ConfigTable, PositiveInt
 
 _KERNELS = ("kda_step", "kda_prefill", "conv1d_step", "conv1d_prefill")
 
@@ -90,5 +89,6 @@ KDA = RecurrentBackendSpec(
     params_model=KDAParams,
     state_layout=state_layout,
     matches_hf_config=matches_hf_config,
+    kernel_chunk=64,
     kernels=dict.fromkeys(_KERNELS, ("reference", "xla")),
 )
