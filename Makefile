@@ -39,7 +39,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python -m pytest -q $(filter-out %/conftest.py,$(wildcard benchmarks/*.py))
+	$(BIN)/python -m pytest -q $(wildcard benchmarks/*_*.py)
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -1,24 +1,24 @@
 """SmolLM2-135M in float32 on CPU: this engine's steps beside transformers', measured in turns.
 
-    python benchmarks/device_decode.py [--peer-python PATH]
+python -m pytest benchmarks/device_decode.py
 
-PATH is an interpreter with torch and transformers (default: this one). Without them a line says so
-and only our figures are printed. Both sides use all cores; the median of the rounds counts.
+The peer runs in an interpreter that has torch and transformers: $UHRC_PEER_PYTHON, else this one;
+where neither has them the comparison is skipped. Both sides use all cores; medians count.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
@@ -29,12 +29,8 @@ from uhrc_full.layout import plan_pool
 from uhrc_full.pool import FullKVPool
 
 PAGE_SIZE, CONTEXT = 16, 1280
-CASES = (
-    {"prefix": 0, "prefill": 64, "decode": 16},
-    {"prefix": 0, "prefill": 256, "decode": 16},
-    {"prefix": 768, "prefill": 256, "decode": 16},
-)
 Measure = Callable[[dict[str, int]], dict[str, float]]
+CheckRatio = Callable[[str, float, float], None]
 
 
 def our_measure(path: Path) -> Measure:
@@ -76,51 +72,48 @@ def our_measure(path: Path) -> Measure:
     return measure
 
 
-def peer_measure(python: str, path: Path) -> Measure | None:
-    """The same in transformers, in a process of its own; None (said on stdout) without torch."""
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Measure]:
+    """The same in transformers, in a process of its own."""
+    python = os.environ.get("UHRC_PEER_PYTHON", sys.executable)
     probe = [python, "-c", "import torch, transformers"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
-        print(f"SKIPPED the comparison: {python} has no torch and transformers (--peer-python)")
-        return None
-    script = Path(__file__).with_name("device_peer.py")
-    peer = subprocess.Popen(
-        [python, str(script), str(path), str(os.cpu_count())],
+        pytest.skip(f"{python} has no torch and transformers; set UHRC_PEER_PYTHON to one that has")
+    script = Path(__file__).parent / "peers" / "transformers_decode.py"
+    process = subprocess.Popen(
+        [python, str(script), str(fetch_smollm2()), str(os.cpu_count())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert peer.stdin and peer.stdout
-    peer.stdout.readline()
+    assert process.stdin and process.stdout
+    process.stdout.readline()
 
     def measure(case: dict[str, int]) -> dict[str, float]:
-        assert peer.stdin and peer.stdout
-        print(json.dumps(case), file=peer.stdin, flush=True)
-        return json.loads(peer.stdout.readline())
+        assert process.stdin and process.stdout
+        print(json.dumps(case), file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
 
-    return measure
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    path = fetch_smollm2()
-    ours, peer = our_measure(path), peer_measure(options.peer_python, path)
-    print(f"{'step':32} {'ours ms':>9} {'peer ms':>9} {'ours/peer':>10}")
-    for case in CASES:
-        rounds = [(ours(case), peer(case) if peer else None) for _ in range(options.rounds)]
-        context = case["prefix"] + case["prefill"]
-        for part, label in (
-            ("prefill", f"prefill {case['prefill']} after {case['prefix']}"),
-            ("decode", f"decode 1 at {context}"),
-        ):
-            mine = statistics.median(a[part] for a, _ in rounds) * 1e3
-            theirs = statistics.median(b[part] for _, b in rounds if b) * 1e3 if peer else None
-            right = f"{theirs:9.1f} {mine / theirs:10.2f}" if theirs else f"{'-':>9} {'-':>10}"
-            print(f"{label:32} {mine:9.1f} {right}")
+    yield measure
+    process.terminate()
 
 
-if __name__ == "__main__":
-    main()
+@pytest.fixture(scope="module")
+def ours() -> Measure:
+    return our_measure(fetch_smollm2())
+
+
+@pytest.mark.parametrize(("prefix", "prefill"), [(0, 64), (0, 256), (768, 256)])
+def test_steps_beside_transformers(
+    prefix: int, prefill: int, ours: Measure, peer: Measure, ratios: CheckRatio
+) -> None:
+    """Decode at batch 1 must be no slower; prefill may cost a quarter more."""
+    case = {"prefix": prefix, "prefill": prefill, "decode": 16}
+    rounds = [(ours(case), peer(case)) for _ in range(5)]
+    for part, label, limit in (
+        ("prefill", f"prefill {prefill} after {prefix}", 1.25),
+        ("decode", f"decode 1 at {prefix + prefill}", 1.0),
+    ):
+        mine, theirs = (statistics.median(r[side][part] for r in rounds) for side in (0, 1))
+        ratios(f"{label} ({mine * 1e3:.1f} ms) / transformers", mine / theirs, limit)
