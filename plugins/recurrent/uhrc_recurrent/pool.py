@@ -118,7 +118,7 @@ class RecurrentStatePool:
         self._buffers = self._clone(self._buffers, *pairs)
 
     def zero(self, slots: npt.ArrayLike) -> None:
-        """Makes slots int[n] the state of a fresh sequence, in place."""
+        """Makes slots int[n], distinct, the state of a fresh sequence, in place."""
         self._buffers = _zero(self._buffers, self._checked(slots))
 
     def read(self, slots: npt.ArrayLike) -> tuple[LayerState, ...]:

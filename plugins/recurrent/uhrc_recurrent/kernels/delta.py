@@ -22,6 +22,8 @@ from uhrc_recurrent.kernels.walk import CHUNK, Walk, walk_chunks, walk_tokens
 L2NORM_EPS = 1e-6
 BLOCK = 8
 """Tokens of the blocks that a chunk's matrices grow from."""
+MERGED_SIZES = (8, 16, 32)
+"""Sizes of the neighbours that each merge joins."""
 LOG_DECAY_MIN = -20.0
 """Inside a block: exp(-20) = 2e-9 is lost in float32 rounding, exp(4 * 20) does not overflow."""
 
@@ -73,6 +75,22 @@ def _prepare(tokens: DeltaTokens) -> DeltaTokens:
     return DeltaTokens(q * q.shape[-1] ** -0.5, k, v, log_decay, beta)
 
 
+class _Decays(NamedTuple):
+    """exp of sums of log_decay within a chunk, [..., CHUNK, K or 1] each, one per token i."""
+
+    since: jax.Array
+    """From the chunk's start to i, inclusive."""
+    until: jax.Array
+    """After i, to the chunk's end."""
+    seams: tuple[jax.Array, ...]
+    """For each merge, between i and the seam of the two blocks merged: from the seam to i,
+    inclusive, for i in the later block, after i to the seam in the earlier."""
+    from_middle: jax.Array
+    """From the middle of i's smallest block to i; for i before it, the inverse of the way back."""
+    to_middle: jax.Array
+    """1 / from_middle."""
+
+
 def _delta_chunk(tokens: DeltaTokens, used: jax.Array, state: jax.Array) -> Walk:
     """One chunk, tokens [R, H, CHUNK, ...].
 
@@ -82,92 +100,82 @@ def _delta_chunk(tokens: DeltaTokens, used: jax.Array, state: jax.Array) -> Walk
     """
     del used  # zeros at padding write nothing and decay nothing
     q, k, v, log_decay, beta = _prepare(tokens)
-    inverse, scores = _within_chunk(q, k, log_decay, beta)
-    since, until = (jnp.exp(x) for x in _decay_within(log_decay, CHUNK))
-    writes = matmul(inverse, beta * (v - matmul(k * since, state)))
-    out = matmul(q * since, state) + matmul(scores, writes)
-    kept = jnp.swapaxes(since[..., -1:, :], -1, -2)
-    return out, state * kept + matmul(jnp.swapaxes(k * until, -1, -2), writes)
+    decays = _decays(log_decay)
+    inverse, scores = _within_chunk(q, k, beta, decays)
+    writes = matmul(inverse, beta * (v - matmul(k * decays.since, state)))
+    out = matmul(q * decays.since, state) + matmul(scores, writes)
+    kept = jnp.swapaxes(decays.since[..., -1:, :], -1, -2)
+    return out, state * kept + matmul(jnp.swapaxes(k * decays.until, -1, -2), writes)
+
+
+def _decays(log_decay: jax.Array) -> _Decays:
+    """Every sum is of terms <= 0 and no difference of sums is taken, so nothing overflows and
+    nothing cancels, however strong the decay; but for the pair around a block's middle, whose
+    exponents reach +-4 * LOG_DECAY_MIN.
+    """
+    blocks = _blocks(log_decay)
+    i, j = np.indices((BLOCK, BLOCK))
+    head, tail = _sums(j <= i, blocks), _sums(j > i, blocks)
+    # The same over whole blocks: from block i to the chunk's start or end, or to a merge's seam.
+    later = np.stack([i >= 0, i < 0, *(i * BLOCK // size % 2 == 1 for size in MERGED_SIZES)])
+    near = np.stack([j >= 0, j >= 0, *(i * BLOCK // s == j * BLOCK // s for s in MERGED_SIZES)])
+    between = _sums(near & np.where(later, j < i, j > i), head[..., None, :, -1, :])
+    later = later[:, :, :1].reshape(-1, *(1,) * (head.ndim - 3), BLOCK, 1, 1)
+    sums = jnp.where(later, head, tail) + jnp.moveaxis(between, -3, 0)[..., None, :]
+    half = BLOCK // 2
+    signs = 1.0 * ((half <= j) & (j <= i)) - ((i < j) & (j < half))
+    from_middle = _sums(signs, jnp.maximum(blocks, LOG_DECAY_MIN))
+    exponents = jnp.concatenate([sums, jnp.stack([from_middle, -from_middle])])
+    since, until, *seams, from_middle, to_middle = jnp.exp(exponents.reshape(-1, *log_decay.shape))
+    return _Decays(since, until, tuple(seams), from_middle, to_middle)
 
 
 def _within_chunk(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, beta: jax.Array
+    q: jax.Array, k: jax.Array, beta: jax.Array, decays: _Decays
 ) -> tuple[jax.Array, jax.Array]:
-    """What the tokens of one chunk are to each other; inputs [..., CHUNK, d], d = K or 1.
+    """What the tokens of one chunk are to each other; inputs [..., CHUNK, d].
 
     With a_ij = exp(sum of log_decay over (j, i]), [..., CHUNK, CHUNK] each:
     inverse = (I + L)^-1 where L_ij = beta_i k_i . (a_ij k_j) for j < i, and
     scores_ij = q_i . (a_ij k_j) for j <= i.
 
-    Everything grows from blocks of 8 tokens by merging neighbours, doubling the size three times:
+    Both grow from blocks of 8 tokens by merging neighbours, doubling the size three times:
 
         (I + L)^-1 of [[A, 0], [B, C]] = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]
 
-    which keeps its accuracy where powers of L explode (equal keys, beta 1, no decay). In a merge
-    all decays are counted from the seam, so every exponent is a sum of terms <= 0: nothing
-    overflows and nothing cancels, however strong the decay.
+    which keeps its accuracy where powers of L explode (equal keys, beta 1, no decay).
     """
-    inverse, scores = _within_block(*(_blocks(x) for x in (q, k, log_decay, beta)))
-    size = BLOCK
-    while size < CHUNK:
-        (_, q_late), (k_early, k_late), (_, beta_late) = (_halves(x, size) for x in (q, k, beta))
-        since, until = _decay_within(log_decay, size)
-        (until_early, _), (_, since_late) = _halves(until, size), _halves(since, size)
-        decayed = jnp.exp(since_late)
-        late = jnp.concatenate([k_late * beta_late * decayed, q_late * decayed], axis=-2)
-        early = jnp.swapaxes(k_early * jnp.exp(until_early), -1, -2)
-        read_back, score = jnp.split(matmul(late, early), 2, axis=-2)
-        first, second = _halves(inverse, size)
-        inverse = _merge((first, second), -matmul(matmul(second, read_back), first))
-        scores = _merge(_halves(scores, size), score)
-        size *= 2
-    return inverse[..., 0, :, :], scores[..., 0, :, :]
+    readers = jnp.stack([k * beta, q])
+    blocks = _within_block(readers, k, decays)
+    for size, decay in zip(MERGED_SIZES, decays.seams, strict=True):
+        _, late = _halves(readers * decay, size)
+        early, _ = _halves(k * decay, size)
+        read_back, score = matmul(late, jnp.swapaxes(early, -1, -2))
+        first, second = _halves(blocks, size)
+        below = jnp.stack([-matmul(matmul(second[0], read_back), first[0]), score])
+        upper = jnp.concatenate([first, jnp.zeros_like(below)], axis=-1)
+        blocks = jnp.concatenate([upper, jnp.concatenate([below, second], axis=-1)], axis=-2)
+    inverse, scores = blocks[..., 0, :, :]
+    return inverse, scores
 
 
-def _decay_within(log_decay: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Sums of log_decay [..., CHUNK, d] from the start of a token's block of `size` tokens to the
-    token (inclusive), and from after it to the block's end: sums of like signs, no differences."""
-    blocks = _blocks(log_decay)
-    i, j = np.ogrid[:BLOCK, :BLOCK]
-    same = i // (size // BLOCK) == j // (size // BLOCK)
-    totals = jnp.sum(blocks, axis=-2)
-    before, after = (
-        jnp.sum(jnp.where((same & picked)[..., None], totals[..., None, :, :], 0), axis=-2)
-        for picked in (j < i, j > i)
-    )
-    since = _sums(blocks, j <= i) + before[..., None, :]
-    until = _sums(blocks, j > i) + after[..., None, :]
-    return since.reshape(log_decay.shape), until.reshape(log_decay.shape)
-
-
-def _within_block(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, beta: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """inverse and scores of `_within_chunk` for single blocks [..., BLOCK, d]: [..., BLOCK, BLOCK].
-
-    Decays are counted from the block's middle, so exponents reach +-4 * LOG_DECAY_MIN.
-    """
+def _within_block(readers: jax.Array, k: jax.Array, decays: _Decays) -> jax.Array:
+    """inverse and scores of `_within_chunk` for its blocks of 8: [2, ..., 8, BLOCK, BLOCK]."""
     row, column = np.ogrid[:BLOCK, :BLOCK]
-    since = _sums(jnp.maximum(log_decay, LOG_DECAY_MIN), column <= row)
-    from_middle = since - since[..., BLOCK // 2 - 1 : BLOCK // 2, :]
-    decayed = jnp.exp(from_middle)
-    late = jnp.concatenate([k * beta * decayed, q * decayed], axis=-2)
-    early = jnp.swapaxes(k * jnp.exp(-from_middle), -1, -2)
-    read_back, scores = jnp.split(matmul(late, early), 2, axis=-2)
-    inverse = jnp.eye(BLOCK) - jnp.where(
-        column == row - 1, jnp.where(row % 2 == 1, read_back, 0), 0
-    )
+    late = _blocks(readers * decays.from_middle)
+    read_back, scores = matmul(late, jnp.swapaxes(_blocks(k * decays.to_middle), -1, -2))
+    inverse = jnp.eye(BLOCK) - jnp.where((row % 2 == 1) & (column == row - 1), read_back, 0)
     for size in (2, 4):
         seam = (row // size % 2 == 1) & (column // size == row // size - 1)
-        below = jnp.where(seam, read_back, 0)
-        inverse = inverse - matmul(matmul(inverse, below), inverse)
-    return inverse, jnp.where(column <= row, scores, 0)
+        inverse -= matmul(matmul(inverse, jnp.where(seam, read_back, 0)), inverse)
+    return jnp.stack([inverse, jnp.where(column <= row, scores, 0)])
 
 
-def _sums(blocks: jax.Array, picked: np.ndarray) -> jax.Array:
-    """[..., BLOCK, d]: for each token of a block the sum over the tokens picked in its row."""
-    weights = jnp.asarray(picked, jnp.float32)
-    return matmul(jnp.broadcast_to(weights, (*blocks.shape[:-2], BLOCK, BLOCK)), blocks)
+def _sums(weights: np.ndarray, terms: jax.Array) -> jax.Array:
+    """weights [..., n, m] times terms [..., m, d], as a matrix product."""
+    factor = jnp.asarray(weights, jnp.float32)
+    lead = jnp.broadcast_shapes(factor.shape[:-2], terms.shape[:-2])
+    return matmul(jnp.broadcast_to(factor, (*lead, *factor.shape[-2:])), terms)
 
 
 def _blocks(x: jax.Array) -> jax.Array:
@@ -183,9 +191,3 @@ def _halves(x: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     lead = x.shape[:-2] if x.shape[-2] == CHUNK else x.shape[:-3]
     pairs = x.reshape(*lead, CHUNK // (2 * size), 2, size, x.shape[-1])
     return pairs[..., 0, :, :], pairs[..., 1, :, :]
-
-
-def _merge(blocks: tuple[jax.Array, jax.Array], below: jax.Array) -> jax.Array:
-    """[[A, 0], [below, C]] of the blocks A, C: [..., n, size, size] -> [..., n, 2 size, 2 size]."""
-    upper = jnp.concatenate([blocks[0], jnp.zeros_like(below)], axis=-1)
-    return jnp.concatenate([upper, jnp.concatenate([below, blocks[1]], axis=-1)], axis=-2)
