@@ -99,7 +99,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def golden_token_ids(name: str) -> np.ndarray:
     """int32[GOLDEN_TOKENS] of one case."""
-    draws = _uniform(f"tokens of {name}", (GOLDEN_TOKENS,))
+    draws = uniform(f"tokens of {name}", (GOLDEN_TOKENS,))
     return ((draws + 1) / 2 * CONFIGS[name]["vocab_size"]).astype(np.int32)
 
 
@@ -116,14 +116,14 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     return folder
 
 
-def _uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
+def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """float64 in [-1, 1) drawn from the name."""
     return np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()))).random(shape) * 2 - 1
 
 
 def _tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Matrices keep activations near 1; norms are near 1, biases small."""
-    values = _uniform(name, shape)
+    values = uniform(name, shape)
     if name.endswith("norm.weight"):
         values = 1 + 0.2 * values
     elif name.endswith(".bias"):

@@ -18,10 +18,15 @@ ENTRY_POINT_GROUP = "uhrc.models"
 
 
 def _built_in() -> dict[str, type[Model]]:
+    from uhrc_engine.models.bailing import Bailing
     from uhrc_engine.models.deepseek_v2 import DeepseekV2
+    from uhrc_engine.models.kimi_linear import KimiLinear
     from uhrc_engine.models.llama import Llama
+    from uhrc_engine.models.minimax import MiniMax
+    from uhrc_engine.models.qwen3_next import Qwen3Next
 
-    return {name: family for family in (Llama, DeepseekV2) for name in family.architectures}
+    families = (Llama, DeepseekV2, Qwen3Next, KimiLinear, MiniMax, Bailing)
+    return {name: family for family in families for name in family.architectures}
 
 
 def model_from_config(config: Mapping[str, Any]) -> Model:

@@ -26,10 +26,13 @@ def require(config: Mapping[str, Any], key: str, *supported: Any) -> None:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) * weight, last axis, in float32 (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * weight, last axis, in float32 (Zhang and Sennrich 2019).
+
+    Returns x's dtype; the product with a float32 weight is taken before the rounding to it.
+    """
     wide = x.astype(jnp.float32)
     mean = exact_sum(wide * wide) / x.shape[-1]
-    return (wide * jax.lax.rsqrt(mean + eps)).astype(x.dtype) * weight
+    return ((wide * jax.lax.rsqrt(mean + eps)).astype(weight.dtype) * weight).astype(x.dtype)
 
 
 def exact_sum(x: jax.Array) -> jax.Array:
@@ -99,6 +102,11 @@ def take_vector(tensors: TensorReader, name: str, size: int, dtype: Any) -> jax.
     return to_device(tensors.take(f"{name}.weight", (size,)), dtype)
 
 
+def take_centered(tensors: TensorReader, name: str, size: int) -> jax.Array:
+    """1 + the weight float32[size] of a norm that is stored as its distance from 1."""
+    return to_device(1 + tensors.take(f"{name}.weight", (size,)), jnp.float32)
+
+
 def take_swiglu(
     tensors: TensorReader, prefix: str, hidden: int, intermediate: int, dtype: Any
 ) -> Params:
@@ -111,17 +119,18 @@ def take_swiglu(
 
 
 def take_embeddings(
-    tensors: TensorReader, vocab: int, hidden: int, tied: bool, dtype: Any
+    tensors: TensorReader,
+    shape: tuple[int, int],
+    tied: bool,
+    dtype: Any,
+    name: str = "model.embed_tokens",
 ) -> dict[str, jax.Array]:
-    """{"embed": [vocab, hidden], "head": [vocab, hidden]}; tied models share one array."""
-    embed = to_device(tensors.take("model.embed_tokens.weight", (vocab, hidden)), dtype)
+    """{"embed", "head"} of shape (vocab, hidden) each; tied models share one array."""
+    embed = to_device(tensors.take(f"{name}.weight", shape), dtype)
     if tied:
         tensors.skip("lm_head.weight")  # some checkpoints store the tied head again
         return {"embed": embed, "head": embed}
-    return {
-        "embed": embed,
-        "head": to_device(tensors.take("lm_head.weight", (vocab, hidden)), dtype),
-    }
+    return {"embed": embed, "head": to_device(tensors.take("lm_head.weight", shape), dtype)}
 
 
 def to_device(array: HostArray, dtype: Any) -> jax.Array:

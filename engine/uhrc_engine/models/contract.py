@@ -200,5 +200,9 @@ class TensorReader(ABC):
         """Declares a tensor known but unused, so that it is not reported as unexpected."""
 
     @abstractmethod
+    def skip_under(self, prefix: str) -> None:
+        """Declares all tensors of a module known but unused: a vision tower, an MTP layer."""
+
+    @abstractmethod
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import (
@@ -19,21 +17,8 @@ from uhrc_engine.models.contract import (
     StepInputs,
     TensorReader,
 )
-from uhrc_engine.models.rope import Rope, rope_from_config, rotate
-from uhrc_full.kernels.mla import mla_attention
-from uhrc_full.layout import MLAShape
-
-
-@dataclass(frozen=True, slots=True)
-class MLADims:
-    """The attention's numbers, in elements; q_rank None = one query projection."""
-
-    heads: int
-    q_rank: int | None
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
+from uhrc_engine.models.mla import MLA
+from uhrc_engine.models.rope import Rope, rope_from_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +46,17 @@ class DeepseekV2(Model):
         self.tied: bool = config.get("tie_word_embeddings", False)
         self.vocab_size = config["vocab_size"]
         self.max_context_len = config["max_position_embeddings"]
-        self.attention = MLADims(
+        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        self.rope: Rope = rope_from_config(config, rope)
+        self.attention = MLA(
+            hidden=self.hidden,
             heads=config["num_attention_heads"],
             q_rank=config["q_lora_rank"],
             kv_rank=config["kv_lora_rank"],
-            nope=config["qk_nope_head_dim"],
-            rope=config["qk_rope_head_dim"],
+            nope=nope,
+            rope=rope,
             value=config["v_head_dim"],
+            scale=(nope + rope) ** -0.5 * self.rope.score_scale,
         )
         self.moe = MoEDims(
             dense_layers=config["first_k_dense_replace"],
@@ -78,12 +67,9 @@ class DeepseekV2(Model):
             top_k=config["num_experts_per_tok"],
             scale=config.get("routed_scaling_factor", 1.0),
         )
-        self.rope: Rope = rope_from_config(config, self.attention.rope)
-        self.score_scale = (
-            self.attention.nope + self.attention.rope
-        ) ** -0.5 * self.rope.score_scale
-        shape = MLAShape(self.attention.kv_rank, self.attention.rope)
-        self.layer_caches = (LayerCache("full", shape),) * config["num_hidden_layers"]
+        self.layer_caches = (LayerCache("full", self.attention.cache_shape),) * config[
+            "num_hidden_layers"
+        ]
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> DeepseekV2:
@@ -98,7 +84,7 @@ class DeepseekV2(Model):
     def load_params(self, tensors: TensorReader, dtype: Any) -> Params:
         """{"embed", "head", "norm", "layers": one dict per layer}."""
         params: Params = blocks.take_embeddings(
-            tensors, self.vocab_size, self.hidden, self.tied, dtype
+            tensors, (self.vocab_size, self.hidden), self.tied, dtype
         )
         params["layers"] = tuple(
             self._load_layer(tensors, i, dtype) for i in range(len(self.layer_caches))
@@ -112,7 +98,7 @@ class DeepseekV2(Model):
             "attention_norm": blocks.take_vector(
                 tensors, f"{prefix}.input_layernorm", hidden, dtype
             ),
-            "attention": self._load_attention(tensors, f"{prefix}.self_attn", dtype),
+            "attention": self.attention.take(tensors, f"{prefix}.self_attn", dtype),
             "mlp_norm": blocks.take_vector(
                 tensors, f"{prefix}.post_attention_layernorm", hidden, dtype
             ),
@@ -121,8 +107,7 @@ class DeepseekV2(Model):
         if index < ffn.dense_layers:
             layer["mlp"] = blocks.take_swiglu(tensors, mlp, hidden, ffn.dense_intermediate, dtype)
             return layer
-        router = tensors.take(f"{mlp}.gate.weight", (ffn.experts, hidden))
-        layer["router"] = blocks.to_device(router.T, jnp.float32)
+        layer["router"] = moe.take_router(tensors, f"{mlp}.gate", (ffn.experts, hidden))
         layer["experts"] = moe.take_experts(
             tensors, f"{mlp}.experts", ffn.experts, (hidden, ffn.intermediate), dtype
         )
@@ -130,52 +115,6 @@ class DeepseekV2(Model):
             tensors, f"{mlp}.shared_experts", hidden, ffn.shared * ffn.intermediate, dtype
         )
         return layer
-
-    def _load_attention(self, tensors: TensorReader, prefix: str, dtype: Any) -> Params:
-        """The projections with kv_b_proj cut into its key and value halves per head.
-
-        The rotary rows of the query and key projections are reordered from DeepSeek's interleaved
-        pairs (2i, 2i + 1) to (i, i + dim / 2): scores do not change, and `rotate` is everyone's.
-        """
-        dims, hidden = self.attention, self.hidden
-        half_split = np.arange(dims.rope).reshape(-1, 2).T.reshape(-1)
-        key_order = np.r_[: dims.kv_rank, dims.kv_rank + half_split]
-        query_order = np.r_[: dims.nope, dims.nope + half_split]
-        query_dim = dims.nope + dims.rope
-        params: Params = {}
-
-        query_name, query_in = f"{prefix}.q_proj", hidden
-        if dims.q_rank is not None:
-            params["q_a"] = blocks.take_linear(
-                tensors, (f"{prefix}.q_a_proj",), ((dims.q_rank, hidden),), dtype
-            )
-            params["q_a_norm"] = blocks.take_vector(
-                tensors, f"{prefix}.q_a_layernorm", dims.q_rank, dtype
-            )
-            query_name, query_in = f"{prefix}.q_b_proj", dims.q_rank
-        query = tensors.take(f"{query_name}.weight", (dims.heads * query_dim, query_in))
-        query = query.reshape(dims.heads, query_dim, query_in)[:, query_order]
-        params["q"] = {"weight": blocks.to_device(query.reshape(-1, query_in).T, dtype)}
-
-        kv_a = blocks.take_linear(
-            tensors,
-            (f"{prefix}.kv_a_proj_with_mqa",),
-            ((dims.kv_rank + dims.rope, hidden),),
-            dtype,
-        )
-        params["kv_a"] = {name: value[..., key_order] for name, value in kv_a.items()}
-        params["kv_a_norm"] = blocks.take_vector(
-            tensors, f"{prefix}.kv_a_layernorm", dims.kv_rank, dtype
-        )
-        kv_b = tensors.take(
-            f"{prefix}.kv_b_proj.weight", (dims.heads * (dims.nope + dims.value), dims.kv_rank)
-        ).reshape(dims.heads, dims.nope + dims.value, dims.kv_rank)
-        params["key_up"] = blocks.to_device(kv_b[:, : dims.nope], dtype)
-        params["value_up"] = blocks.to_device(kv_b[:, dims.nope :], dtype)
-        params["out"] = blocks.take_linear(
-            tensors, (f"{prefix}.o_proj",), ((hidden, dims.heads * dims.value),), dtype
-        )
-        return params
 
     def forward(
         self, params: Params, caches: Caches, inputs: StepInputs
@@ -186,53 +125,16 @@ class DeepseekV2(Model):
         written = []
         for layer, cache in zip(params["layers"], caches["full"], strict=True):
             normed = blocks.rms_norm(x, layer["attention_norm"], self.norm_eps)
-            attended, cache = self._attend(layer["attention"], normed, cache, inputs, cos_sin)
+            attended, cache = self.attention.attend(
+                layer["attention"], normed, cache, inputs, cos_sin
+            )
             x = x + attended
-            x = x + self._feed_forward(layer, blocks.rms_norm(x, layer["mlp_norm"], self.norm_eps))
+            normed = blocks.rms_norm(x, layer["mlp_norm"], self.norm_eps)
+            x = x + moe.feed_forward(layer, normed, self._route)
             written.append(cache)
         x = blocks.rms_norm(x, params["norm"], self.norm_eps)
         return blocks.last_token_logits(x, params["head"], inputs), {"full": tuple(written)}
 
-    def _attend(
-        self,
-        layer: Params,
-        x: jax.Array,
-        cache: Any,
-        inputs: StepInputs,
-        cos_sin: tuple[jax.Array, jax.Array],
-    ) -> tuple[jax.Array, Any]:
-        """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written)."""
-        dims, rows = self.attention, x.shape[:2]
-        query = x
-        if "q_a" in layer:
-            query = blocks.rms_norm(blocks.linear(x, layer["q_a"]), layer["q_a_norm"], 1e-6)
-        query = blocks.linear(query, layer["q"]).reshape(*rows, dims.heads, -1)
-        q_nope, q_rope = query[..., : dims.nope], rotate(query[..., dims.nope :], cos_sin)
-
-        latent = blocks.linear(x, layer["kv_a"])
-        compressed = blocks.rms_norm(latent[..., : dims.kv_rank], layer["kv_a_norm"], 1e-6)
-        k_rope = rotate(latent[..., None, dims.kv_rank :], cos_sin)[..., 0, :]
-        latent = jnp.concatenate([compressed, k_rope], axis=-1)
-        cache = cache.write(latent.reshape(-1, latent.shape[-1]), inputs.write_indices.reshape(-1))
-
-        absorbed = jnp.einsum("rwhn,hnk->rwhk", q_nope, layer["key_up"])
-        attended = mla_attention(
-            jnp.concatenate([absorbed, q_rope], axis=-1),
-            cache,
-            inputs.page_table,
-            inputs.kv_lens,
-            inputs.q_lens,
-            scale=self.score_scale,
-        )
-        values = jnp.einsum("rwhk,hvk->rwhv", attended, layer["value_up"])
-        return blocks.linear(values.reshape(*rows, -1), layer["out"]), cache
-
-    def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:
-        """The dense feed-forward, or the shared experts plus the routed ones."""
-        out = blocks.swiglu(x, layer["mlp"])
-        if "router" not in layer:
-            return out
-        tokens = x.reshape(-1, x.shape[-1])
-        weights, chosen = moe.softmax_top_k(tokens, layer["router"], self.moe.top_k)
-        routed = moe.experts(tokens, weights * self.moe.scale, chosen, layer["experts"])
-        return out + routed.reshape(x.shape)
+    def _route(self, tokens: jax.Array, router: Params) -> tuple[jax.Array, jax.Array]:
+        weights, chosen = moe.softmax_top_k(tokens, router, self.moe.top_k)
+        return weights * self.moe.scale, chosen

@@ -17,8 +17,8 @@ from uhrc_engine.models.contract import (
     StepInputs,
     TensorReader,
 )
+from uhrc_engine.models.gqa import gqa_attend
 from uhrc_engine.models.rope import Rope, rope_from_config, rotate
-from uhrc_full.kernels.attention import paged_attention
 from uhrc_full.layout import GQAShape
 
 
@@ -79,7 +79,7 @@ class Llama(Model):
         """{"embed", "head", "norm", "layers": one dict per layer}."""
         dims = self.dims
         params: Params = blocks.take_embeddings(
-            tensors, self.vocab_size, dims.hidden, dims.tied, dtype
+            tensors, (self.vocab_size, dims.hidden), dims.tied, dtype
         )
         params["layers"] = tuple(
             self._load_layer(tensors, f"model.layers.{i}", dtype)
@@ -141,16 +141,7 @@ class Llama(Model):
             heads[:, :, dims.heads : dims.heads + dims.kv_heads],
             heads[:, :, dims.heads + dims.kv_heads :],
         )
-        token = (-1, dims.kv_heads, dims.head_dim)
-        cache = cache.write(
-            rotate(k, cos_sin).reshape(token), v.reshape(token), inputs.write_indices.reshape(-1)
+        attended, cache = gqa_attend(
+            (rotate(q, cos_sin), rotate(k, cos_sin), v), cache, inputs, dims.head_dim**-0.5
         )
-        attended = paged_attention(
-            rotate(q, cos_sin),
-            cache,
-            inputs.page_table,
-            inputs.kv_lens,
-            inputs.q_lens,
-            scale=dims.head_dim**-0.5,
-        )
-        return blocks.linear(attended.reshape(*x.shape[:2], -1), layer["out"]), cache
+        return blocks.linear(attended, layer["out"]), cache

@@ -1,7 +1,13 @@
-"""A mixture of SwiGLU experts: each token goes through its top-k experts."""
+"""A mixture of SwiGLU experts: each token goes through its top-k experts, and a shared one.
+
+A router is {"weight": float32[dim, experts], "bias"?: float32[experts]}; it gives weights
+float32[N, k] and experts int32[N, k] for N tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -12,15 +18,67 @@ import numpy as np
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
 
+Route = Callable[[jax.Array, Params], tuple[jax.Array, jax.Array]]
+"""(tokens [N, dim], router) -> (weights float32[N, k], experts int32[N, k])."""
 
-def softmax_top_k(x: jax.Array, router: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array]:
-    """Weights float32[N, k] and experts int32[N, k] of x [N, dim], router float32[dim, experts].
 
-    The weights are the softmax over *all* experts, not renormalised over the chosen ones.
-    """
-    scores = x.astype(jnp.float32) @ router
+def softmax_top_k(
+    x: jax.Array, router: Params, top_k: int, *, renormalize: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The top k of the softmax over *all* experts, made to sum to 1 or not."""
+    scores = x.astype(jnp.float32) @ router["weight"]
     scores = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return jax.lax.top_k(scores / blocks.exact_sum(scores), top_k)
+    weights, chosen = jax.lax.top_k(scores / blocks.exact_sum(scores), top_k)
+    return (weights / blocks.exact_sum(weights) if renormalize else weights), chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidRouting:
+    """DeepSeek-V3's routing (2024, section 2.1.2): independent scores, a bias for the choice alone,
+    and the choice limited to the best `top_groups` of `groups` groups of experts."""
+
+    top_k: int
+    groups: int
+    top_groups: int
+    renormalize: bool
+    scale: float
+    """What the weights are multiplied by in the end."""
+
+    def __call__(self, x: jax.Array, router: Params) -> tuple[jax.Array, jax.Array]:
+        """See `Route`. A group's score is the sum of its two best experts' biased scores."""
+        scores = jax.nn.sigmoid(x.astype(jnp.float32) @ router["weight"])
+        biased = scores + router["bias"]
+        if self.top_groups < self.groups:
+            grouped = biased.reshape(len(x), self.groups, -1)
+            best = jax.lax.top_k(grouped, 2)[0]
+            kept = jax.lax.top_k(best[..., 0] + best[..., 1], self.top_groups)[1]
+            is_kept = (kept[..., None] == jnp.arange(self.groups)).any(axis=1)
+            biased = jnp.where(is_kept[..., None], grouped, -jnp.inf).reshape(biased.shape)
+        chosen = jax.lax.top_k(biased, self.top_k)[1]
+        weights = jnp.take_along_axis(scores, chosen, axis=-1)
+        if self.renormalize:
+            weights = weights / (blocks.exact_sum(weights) + 1e-20)
+        return weights * self.scale, chosen
+
+
+def feed_forward(layer: Params, x: jax.Array, route: Route) -> jax.Array:
+    """A layer's feed-forward [R, W, dim]: "mlp" (dense, or the shared expert), routed "experts", or
+    the sum of both, as the layer has them. A "shared_gate" [dim] weighs the shared expert.
+    """
+    shared = blocks.swiglu(x, layer["mlp"]) if "mlp" in layer else None
+    if "experts" not in layer:
+        assert shared is not None
+        return shared
+    tokens = x.reshape(-1, x.shape[-1])
+    weights, chosen = route(tokens, layer["router"])
+    routed = experts(tokens, weights, chosen, layer["experts"]).reshape(x.shape)
+    if shared is None:
+        return routed
+    if "shared_gate" in layer:
+        # A sum, not a matrix product: a product with one column depends on the number of rows.
+        gate = blocks.exact_sum(x.astype(jnp.float32) * layer["shared_gate"])
+        shared = shared * jax.nn.sigmoid(gate).astype(x.dtype)
+    return shared + routed
 
 
 def experts(x: jax.Array, weights: jax.Array, chosen: jax.Array, layer: Params) -> jax.Array:
@@ -42,19 +100,73 @@ def experts(x: jax.Array, weights: jax.Array, chosen: jax.Array, layer: Params) 
     return reduce(jnp.add, (out[:, k] for k in range(top_k)))
 
 
+def take_router(tensors: TensorReader, prefix: str, shape: tuple[int, int]) -> Params:
+    """The router under `prefix` ("….gate"), stored as shape (experts, hidden), with its bias if it
+    has one (e_score_correction_bias, or expert_bias in Ling)."""
+    router = {"weight": blocks.to_device(tensors.take(f"{prefix}.weight", shape).T, jnp.float32)}
+    for name in (f"{prefix}.e_score_correction_bias", f"{prefix}.expert_bias"):
+        if name in tensors:
+            router["bias"] = blocks.to_device(tensors.take(name, shape[:1]), jnp.float32)
+    return router
+
+
 def take_experts(
     tensors: TensorReader, prefix: str, count: int, dims: tuple[int, int], dtype: Any
 ) -> Params:
-    """The experts under `prefix` ("….experts"), stacked; dims: (hidden, intermediate)."""
+    """The experts under `prefix` ("….experts"), stacked; dims: (hidden, intermediate).
+
+    They are stored one by one, as gate_proj, up_proj and down_proj or as w1, w3 and w2, or all in
+    one gate_up_proj [experts, 2 * intermediate, hidden] and one down_proj.
+    """
     hidden, intermediate = dims
+    if f"{prefix}.gate_up_proj" in tensors:
+        gate_up = tensors.take(f"{prefix}.gate_up_proj", (count, 2 * intermediate, hidden))
+        down = tensors.take(f"{prefix}.down_proj", (count, hidden, intermediate))
+        return {
+            "gate_up": blocks.to_device(gate_up.swapaxes(1, 2), dtype),
+            "down": blocks.to_device(down.swapaxes(1, 2), dtype),
+        }
+    short = f"{prefix}.0.w1.weight" in tensors
+    gate, up, down = ("w1", "w3", "w2") if short else ("gate_proj", "up_proj", "down_proj")
 
     def stacked(name: str, shape: tuple[int, int]) -> np.ndarray:
         parts = (tensors.take(f"{prefix}.{e}.{name}.weight", shape) for e in range(count))
         return np.stack([part.T for part in parts])
 
     wide = (intermediate, hidden)
-    gate_up = np.concatenate([stacked("gate_proj", wide), stacked("up_proj", wide)], axis=-1)
+    gate_up = np.concatenate([stacked(gate, wide), stacked(up, wide)], axis=-1)
     return {
         "gate_up": blocks.to_device(gate_up, dtype),
-        "down": blocks.to_device(stacked("down_proj", (hidden, intermediate)), dtype),
+        "down": blocks.to_device(stacked(down, (hidden, intermediate)), dtype),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """The feed-forwards of a model after DeepSeek-V3's fashion, in elements: some layers are dense,
+    the others have a shared expert and routed ones with a biased sigmoid router."""
+
+    hidden: int
+    dense_layers: frozenset[int]
+    dense_intermediate: int
+    intermediate: int
+    shared_intermediate: int
+    experts: int
+    routing: SigmoidRouting
+
+    def take(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
+        """The feed-forward of layer `index` under `prefix`: its mlp or block_sparse_moe."""
+        mlp = f"{prefix}.mlp"
+        if index in self.dense_layers:
+            size = self.dense_intermediate
+            return {"mlp": blocks.take_swiglu(tensors, mlp, self.hidden, size, dtype)}
+        if f"{prefix}.block_sparse_moe.gate.weight" in tensors:
+            mlp = f"{prefix}.block_sparse_moe"
+        dims = (self.hidden, self.intermediate)
+        return {
+            "router": take_router(tensors, f"{mlp}.gate", (self.experts, self.hidden)),
+            "experts": take_experts(tensors, f"{mlp}.experts", self.experts, dims, dtype),
+            "mlp": blocks.take_swiglu(
+                tensors, f"{mlp}.shared_experts", self.hidden, self.shared_intermediate, dtype
+            ),
+        }

@@ -39,10 +39,16 @@ class Rope:
 
 
 def rotate(x: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates x [..., heads, dim], whose pairs are (i, i + dim / 2), in float32."""
+    """Rotates x [..., heads, dim], whose pairs are (i, i + dim / 2), in float32.
+
+    Where the angles are for fewer dimensions than a head has, its first ones are rotated, the
+    others kept (partial rotary embedding).
+    """
     cos, sin = cos_sin
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    rotated = 2 * cos.shape[-1]
+    a, b = jnp.split(x[..., :rotated].astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, x[..., rotated:]], axis=-1)
 
 
 def rope_from_config(config: Mapping[str, Any], dim: int) -> Rope:

@@ -62,6 +62,10 @@ class CheckpointReader(TensorReader):
         """See `TensorReader.skip`."""
         self._left.discard(name)
 
+    def skip_under(self, prefix: str) -> None:
+        """See `TensorReader.skip_under`."""
+        self._left = {name for name in self._left if not name.startswith(f"{prefix}.")}
+
     def finish(self) -> None:
         """Raises UnexpectedTensorError when stored tensors were not taken."""
         if self._left:

@@ -1,0 +1,105 @@
+"""Kimi-Linear: Kimi Delta Attention, with latent attention without rotation in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import jax
+
+from uhrc_engine.models import blocks, moe
+from uhrc_engine.models.contract import Params, TensorReader
+from uhrc_engine.models.hybrid import HybridDecoder, Step, read_recurrent
+from uhrc_engine.models.kda import KDA
+from uhrc_engine.models.mla import MLA
+from uhrc_recurrent.backends import KDA as BACKEND
+from uhrc_recurrent.backends import KDAParams
+
+
+class KimiLinear(HybridDecoder):
+    """KimiLinearForCausalLM, with the published config or the one transformers writes."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("KimiLinearForCausalLM", "kimi_linear")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Use `from_hf_config`."""
+        recurrent = read_recurrent(config, BACKEND)
+        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        self.mla = MLA(
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            q_rank=config.get("q_lora_rank"),
+            kv_rank=config["kv_lora_rank"],
+            nope=nope,
+            rope=rope,
+            value=config["v_head_dim"],
+            scale=(nope + rope) ** -0.5,
+        )
+        super().__init__(config, BACKEND, recurrent, self.mla.cache_shape)
+        sizes = cast("KDAParams", recurrent.params)
+        self.kda = KDA(
+            hidden=self.hidden,
+            heads=sizes.num_heads,
+            head_dim=sizes.head_dim,
+            conv_kernel=sizes.conv_kernel,
+            norm_eps=self.norm_eps,
+            low_rank=True,
+        )
+        self.moe = _moe_sizes(config)
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> KimiLinear:
+        """Reads config.json. Raises UnsupportedModelError for what the layers do not do."""
+        blocks.require(config, "hidden_act", "silu")
+        blocks.require(config, "attention_bias", False)
+        blocks.require(config, "mla_use_nope", True)
+        blocks.require(config, "moe_router_activation_func", "sigmoid")
+        blocks.require(config, "moe_layer_freq", 1)
+        return cls(config)
+
+    def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
+        layer = self.kda if self.is_recurrent(index) else self.mla
+        return layer.take(tensors, f"{prefix}.self_attn", dtype)
+
+    def _load_feed_forward(
+        self, tensors: TensorReader, index: int, prefix: str, dtype: Any
+    ) -> Params:
+        return self.moe.take(tensors, index, prefix, dtype)
+
+    def _mix(
+        self, index: int, mixer: Params, x: jax.Array, cache: Any, step: Step
+    ) -> tuple[jax.Array, Any]:
+        if self.is_recurrent(index):
+            return self.kda.attend(mixer, x, cache, step.inputs)
+        return self.mla.attend(mixer, x, cache, step.inputs, None)
+
+    def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:
+        return moe.feed_forward(layer, x, self.moe.routing)
+
+
+def _moe_sizes(config: Mapping[str, Any]) -> moe.SharedExperts:
+    """Under the published names, or those transformers also reads."""
+
+    def either(published: str, other: str, default: Any = None) -> Any:
+        return config.get(published, config.get(other, default))
+
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        first = config.get("first_k_dense_replace", 1)
+        kinds = ["dense" if i < first else "sparse" for i in range(config["num_hidden_layers"])]
+    return moe.SharedExperts(
+        hidden=config["hidden_size"],
+        dense_layers=frozenset(i for i, kind in enumerate(kinds) if kind == "dense"),
+        dense_intermediate=config["intermediate_size"],
+        intermediate=config["moe_intermediate_size"],
+        shared_intermediate=config["moe_intermediate_size"]
+        * either("num_shared_experts", "n_shared_experts", 1),
+        experts=either("num_experts", "num_local_experts"),
+        routing=moe.SigmoidRouting(
+            top_k=either("num_experts_per_token", "num_experts_per_tok"),
+            groups=either("num_expert_group", "n_group", 1),
+            top_groups=config.get("topk_group", 1),
+            renormalize=either("moe_renormalize", "norm_topk_prob", True),
+            scale=config.get("routed_scaling_factor", 1.0),
+        ),
+    )
