@@ -15,6 +15,9 @@ from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 if TYPE_CHECKING:
     from uhrc_core.request import RequestState
 
+_INDENT_MAX = 40
+_DUMP_LINES_MAX = 400
+
 Held = Mapping[ComponentType, Sequence[IndexArray]]
 
 
@@ -44,7 +47,9 @@ def check_invariants(cache: Audited, held: Held, further: Iterable[str] = ()) ->
             problems.extend(_ownership(cache, component, dp_rank, held))
     problems.extend(_requests(cache))
     if problems:
-        raise InvariantError("\n".join([*problems, render(cache)]))
+        state = render(cache).splitlines()
+        cut = [f"… {len(state) - _DUMP_LINES_MAX} more lines"][: len(state) > _DUMP_LINES_MAX]
+        raise InvariantError("\n".join([*problems, *state[:_DUMP_LINES_MAX], *cut]))
 
 
 def _below_root(cache: Audited) -> Iterator[tuple[UnifiedTreeNode, UnifiedTreeNode]]:
@@ -250,7 +255,7 @@ def render(cache: Audited) -> str:
         slots = " ".join(
             f"{component.kind.name}={_slot(component, node)}" for component in cache.components
         )
-        lines.append(f"{'  ' * level}{node} {slots}")
+        lines.append(f"{'  ' * min(level, _INDENT_MAX)}{node} {slots}")
         todo.extend((child, level + 1) for child in reversed(node.children.values()))
     return "\n".join(lines)
 

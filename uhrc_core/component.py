@@ -169,8 +169,12 @@ class TreeComponent(ABC):
         """Units that `admit` takes at once. Default: none."""
         return 0
 
-    def admit(self, state: RequestState, match: MatchResult) -> None:
-        """Take what the request owns beside its tokens; `admit_demand` units are free."""
+    def check_match(self, match: MatchResult) -> None:
+        """Raise `StaleNodeError` if ``match`` no longer holds for this component's data."""
+
+    def admit(self, state: RequestState, match: MatchResult) -> bool:
+        """Take what the request owns beside its tokens; ``False``: none was to be had."""
+        return True
 
     def state_slots(self, state: RequestState, start: int, stop: int) -> StateSlots | None:
         """Where a forward over ``[start, stop)`` reads and leaves recurrent state, if this
@@ -207,9 +211,12 @@ class TreeComponent(ABC):
         """How many of the request's first ``seqlen`` tokens may be inserted now."""
         return seqlen
 
-    def insert_fields(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
-        """Fields this component adds to the `InsertParams` of the request's first ``seqlen``."""
-        return {}
+    @abstractmethod
+    def offer(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
+        """Unclaim what an insert of the request's first ``seqlen`` tokens takes or finds double.
+
+        Returns the fields this component adds to its `InsertParams`; `settle` follows.
+        """
 
     @abstractmethod
     def settle(self, state: RequestState, result: InsertResult) -> None:

@@ -15,6 +15,7 @@ Namespace = tuple[ExtraKey, int]
 
 TOKEN_BYTES: Final = 4
 _TOKEN_MAX: Final = np.iinfo(np.int32).max
+_EXTRA_KEY_DEPTH_MAX: Final = 8
 
 
 class RadixKey:
@@ -135,14 +136,16 @@ def _token_bytes(tokens: list[int] | npt.NDArray[np.integer]) -> bytes:
     return array.astype(np.int32, copy=False).tobytes()
 
 
-def _checked_extra_key(extra_key: ExtraKey) -> ExtraKey:
-    if extra_key is None or type(extra_key) in (str, int):
+def _checked_extra_key(extra_key: ExtraKey, depth: int = 0) -> ExtraKey:
+    if extra_key is None or type(extra_key) is str:
         return extra_key
-    if isinstance(extra_key, tuple):
-        return tuple(_checked_extra_key(part) for part in extra_key)
+    if type(extra_key) is int and abs(extra_key) < 2**63:
+        return extra_key
+    if isinstance(extra_key, tuple) and depth < _EXTRA_KEY_DEPTH_MAX:
+        return tuple(_checked_extra_key(part, depth + 1) for part in extra_key)
     raise InvalidKeyError(
-        f"extra_key: {extra_key!r} is a {type(extra_key).__name__}; "
-        "use None, str, int or a tuple of those"
+        f"extra_key: a {type(extra_key).__name__} (nesting {depth}) cannot be a part of it; use "
+        f"None, str, int64 or tuples of those, at most {_EXTRA_KEY_DEPTH_MAX} deep"
     )
 
 

@@ -1,7 +1,7 @@
 """Ledger: the one place that counts who owns every page of a component's pool.
 
-A page is *free*, *active* (taken by a caller: a live request), or the *tree's*; the tree's pages
-are *protected* while a lock holds their node, else *evictable*. On every dp rank
+A page is *free*, *active* (a live request's, or in the hands of a caller), or the *tree's*; the
+tree's pages are *protected* while a lock holds their node, else *evictable*. On every dp rank
 
     active + tree_evictable + tree_protected + free == capacity.
 
@@ -17,13 +17,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from uhrc_core.checks import count
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.node import IndexArray
 
 _FREE: Final = 0
-_ACTIVE: Final = 1
-_TREE: Final = 2
-_OWNER_NAMES: Final = ("free", "held by a request", "owned by the tree")
+_HELD: Final = 1
+_REQUEST: Final = 2
+_TREE: Final = 3
+_OWNER_NAMES: Final = ("free", "held by the caller", "a live request's", "owned by the tree")
 
 
 @dataclass(slots=True)
@@ -51,22 +53,22 @@ class Ledger:
         self._stamp = np.zeros(num_pages, np.int32)
 
     def take(self, pages: IndexArray, dp_rank: int) -> None:
-        """free → active."""
-        self._move(pages, dp_rank, _FREE, _ACTIVE)
+        """free → a caller's."""
+        self._move(pages, dp_rank, _FREE, _HELD)
         counts = self.counts[dp_rank]
         counts.free -= len(pages)
         counts.active += len(pages)
 
     def give_back(self, pages: IndexArray, dp_rank: int) -> None:
-        """active → free."""
-        self._move(pages, dp_rank, _ACTIVE, _FREE)
+        """a caller's → free."""
+        self._move(pages, dp_rank, _HELD, _FREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         counts.free += len(pages)
 
     def adopt(self, pages: IndexArray, dp_rank: int, *, protected: bool) -> None:
-        """active → tree."""
-        self._move(pages, dp_rank, _ACTIVE, _TREE)
+        """a caller's → tree."""
+        self._move(pages, dp_rank, _HELD, _TREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         if protected:
@@ -95,22 +97,24 @@ class Ledger:
         counts.evictable += num_pages
         assert counts.protected >= 0, counts
 
-    def check_active(self, pages: IndexArray, dp_rank: int) -> None:
-        """Raise unless every page is active and named once; changes nothing."""
-        self._expect(pages, dp_rank, _ACTIVE)
+    def claim(self, pages: IndexArray, dp_rank: int) -> None:
+        """a caller's → a live request's: nobody else can free or insert them."""
+        self._move(pages, dp_rank, _HELD, _REQUEST)
+
+    def unclaim(self, pages: IndexArray, dp_rank: int) -> None:
+        """a live request's → the caller's, to be inserted or freed."""
+        self._move(pages, dp_rank, _REQUEST, _HELD)
+
+    def check_held(self, pages: IndexArray, dp_rank: int) -> None:
+        """Raise unless every page is a caller's and named once; changes nothing."""
+        self._expect(pages, dp_rank, _HELD)
 
     def pages_of_tree(self, dp_rank: int) -> npt.NDArray[np.intp]:
         return np.flatnonzero(self._owner[dp_rank] == _TREE)
 
-    def pages_active(self, dp_rank: int) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self._owner[dp_rank] == _ACTIVE)
-
-    def pages_free(self, dp_rank: int) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self._owner[dp_rank] == _FREE)
-
     def check_rank(self, dp_rank: int) -> None:
         """Raise `InvalidParamsError` for a rank these pools do not have."""
-        if not 0 <= dp_rank < self.dp_size:
+        if count("dp_rank", dp_rank) >= self.dp_size:
             raise InvalidParamsError(
                 f"dp_rank: {dp_rank} is not one of this cache's {self.dp_size} rank(s)"
             )

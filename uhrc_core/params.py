@@ -10,28 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
-from uhrc_core.errors import InvalidIndexError, InvalidParamsError
+from uhrc_core.checks import index_array
+from uhrc_core.errors import InvalidParamsError
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 
-
-def _index_array(value: Any) -> IndexArray:
-    """int32[n] of pool indices; lists and other integer arrays are converted, floats refused."""
-    array = np.asarray(value)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidIndexError(
-            f"indices: need integers of shape [n], got dtype {array.dtype}, "
-            f"shape {list(array.shape)}"
-        )
-    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
-        raise InvalidIndexError(f"indices: {int(array.min())}..{int(array.max())} exceed int32")
-    return array.astype(np.int32, copy=False)
-
-
-Indices = Annotated[IndexArray, PlainValidator(_index_array)]
+Indices = Annotated[IndexArray, PlainValidator(index_array)]
 
 
 class Params(BaseModel):
@@ -85,7 +71,7 @@ class InsertParams(Params):
     value: Indices
     prev_prefix_len: int = Field(default=0, ge=0)
     priority: int = 0
-    recurrent_value: int | None = Field(default=None, ge=0)
+    recurrent_value: int | None = Field(default=None, ge=0, lt=2**31)
     recurrent_seqlen: int | None = Field(default=None, gt=0)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from uhrc_core.checks import count
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
 from uhrc_core.key import ExtraKey, RadixKey
@@ -85,14 +86,20 @@ class RequestState:
     )
 
     def __init__(
-        self, request: Request, table: ReqToTokenPool, row: int, lock: IncLockRefResult, hit: int
+        self,
+        request: Request,
+        table: ReqToTokenPool,
+        row: int,
+        lock: IncLockRefResult,
+        key: RadixKey,
     ) -> None:
+        hit = lock.node.end
         self.request = request
         self.table = table
         self.row = row
         self.lock = lock
         self.cached_len = self.protected_len = self.computed_len = self.allocated_len = hit
-        self.key = RadixKey([], request.extra_key, request.dp_rank)
+        self.key = key
         self.component: list[Any] = [None] * len(ComponentType)
 
     @property
@@ -152,6 +159,7 @@ class RequestLifecycle(ABC):
         Raises:
             RequestTooLargeError: with the sum that shows why.
         """
+        num_tokens = count("num_tokens", num_tokens)
         if num_tokens > self.req_to_token.max_context_len:
             raise RequestTooLargeError(
                 f"request of {num_tokens} tokens exceeds max_context_len "
@@ -186,30 +194,50 @@ class RequestLifecycle(ABC):
         Raises:
             RequestError: ``req.rid`` is live already.
             StaleNodeError: the match was evicted meanwhile.
+            InvalidParamsError, InvalidKeyError: the match is not this request's, or one of the
+                request's fields is no such thing.
         """
-        if req.rid in self._live:
-            raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
-        if len(req.token_ids) > self.req_to_token.max_context_len:
-            raise RequestTooLargeError(
-                f"request {req.rid!r} has {len(req.token_ids)} tokens, max_context_len is "
-                f"{self.req_to_token.max_context_len}"
-            )
+        key = self._check_admission(req, match)
+        num_tokens = count("num_tokens", num_tokens)
         if not self.req_to_token.num_free:
             return None
         lock = self.inc_lock_ref(match.best_match_node)
         demands = [component.demand(num_tokens) for component in self.components]
         admits = [component.admit_demand() for component in self.components]
-        if not (self._covers(demands, req.dp_rank) and self._make_room(admits, req.dp_rank)):
+        if not (self._covers(demands, key.dp_rank) and self._make_room(admits, key.dp_rank)):
             self.dec_lock_ref(lock.node, lock.to_dec_params())
             return None
         row = self.req_to_token.alloc()
         assert row is not None
         self.req_to_token.write(row, 0, match.device_indices)
-        state = RequestState(req, self.req_to_token, row, lock, match.hit_len)
+        state = RequestState(req, self.req_to_token, row, lock, key)
+        for number, component in enumerate(self.components):
+            if not component.admit(state, match):
+                self._leave(state, self.components[:number])
+                return None
         self._live[req.rid] = state
-        for component in self.components:
-            component.admit(state, match)
         return state
+
+    def _check_admission(self, req: Request, match: MatchResult) -> RadixKey:
+        """The request's key, when it may be admitted with this match; nothing has changed yet."""
+        if req.rid in self._live:
+            raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
+        count("priority", req.priority)
+        key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
+        self.components[0].allocator.ledger.check_rank(key.dp_rank)
+        if len(key) > self.req_to_token.max_context_len:
+            raise RequestTooLargeError(
+                f"request {req.rid!r} has {len(key)} tokens, max_context_len is "
+                f"{self.req_to_token.max_context_len}"
+            )
+        for part in match.best_match_node.path_to_root():
+            if part.key.namespace != key.namespace or not key.starts_with(part.key, part.start):
+                raise InvalidParamsError(
+                    f"match: {part} is not a prefix of request {req.rid!r}; match it again"
+                )
+        for component in self.components:
+            component.check_match(match)
+        return key
 
     # -- running -------------------------------------------------------------------------------
 
@@ -220,7 +248,8 @@ class RequestLifecycle(ABC):
         """
         state = self.request_state(req.rid)
         start = state.allocated_len
-        if num_tokens < 0 or start + num_tokens > self.req_to_token.max_context_len:
+        num_tokens = count("num_tokens", num_tokens)
+        if start + num_tokens > self.req_to_token.max_context_len:
             raise InvalidParamsError(
                 f"extend_req: {num_tokens} tokens after {start} do not fit max_context_len "
                 f"{self.req_to_token.max_context_len}"
@@ -228,9 +257,9 @@ class RequestLifecycle(ABC):
         needs = [component.extend_demand(state, num_tokens) for component in self.components]
         if not self._make_room(needs, state.dp_rank):
             return None
-        for count, component in enumerate(self.components):
+        for number, component in enumerate(self.components):
             if not component.extend(state, num_tokens):
-                for earlier in self.components[:count]:
+                for earlier in self.components[:number]:
                     earlier.undo_extend(state, num_tokens)
                 return None
         state.allocated_len = start + num_tokens
@@ -239,7 +268,8 @@ class RequestLifecycle(ABC):
     def advance_req(self, req: Request, num_tokens: int) -> None:
         """The forward that writes the request's next ``num_tokens`` tokens has been dispatched."""
         state = self.request_state(req.rid)
-        if num_tokens < 0 or state.computed_len + num_tokens > state.allocated_len:
+        num_tokens = count("num_tokens", num_tokens)
+        if state.computed_len + num_tokens > state.allocated_len:
             raise RequestError(
                 f"request {req.rid!r}: cannot advance by {num_tokens} from {state.computed_len}; "
                 f"only {state.allocated_len} tokens have pool indices (extend_req)"
@@ -291,10 +321,7 @@ class RequestLifecycle(ABC):
         state = self.request_state(req.rid)
         if is_insert:
             self._publish(state, finished=True)
-        for component in self.components:
-            component.end(state)
-        self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
-        self.req_to_token.free(state.row)
+        self._leave(state, self.components)
         del self._live[req.rid]
 
     def abort_req(self, req: Request) -> None:
@@ -313,12 +340,20 @@ class RequestLifecycle(ABC):
             if not component.holds_while_running:
                 self.release_early(state.lock, component.kind)
 
+    def _leave(self, state: RequestState, components: Sequence[TreeComponent]) -> None:
+        """Give back what the request has from ``components``, its lock and its row."""
+        for component in components:
+            component.end(state)
+        self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
+        self.req_to_token.free(state.row)
+
     # -- steps ---------------------------------------------------------------------------------
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
+        seqlen = min(state.computed_len, len(state.request.token_ids))
+        known = state.key_upto(seqlen)  # raises for a token that is none, before anything changes
         wishes = [c.publish_demand(state, finished=finished) for c in self.components]
         self._make_room(wishes, state.dp_rank)
-        seqlen = min(state.computed_len, len(state.request.token_ids))
         for component in self.components:
             seqlen = component.publishable_len(state, seqlen, finished=finished)
         seqlen -= seqlen % self.page_size
@@ -326,13 +361,13 @@ class RequestLifecycle(ABC):
             return None
         fields: dict[str, Any] = {}
         for component in self.components:
-            fields |= component.insert_fields(state, seqlen)
+            fields |= component.offer(state, seqlen)
         result = self.insert(
             InsertParams(
-                key=state.key_upto(seqlen),
+                key=known.slice(0, seqlen),
                 value=state.indices(0, seqlen),
                 prev_prefix_len=state.protected_len,
-                priority=state.request.priority,
+                priority=int(state.request.priority),
                 **fields,
             )
         )

@@ -18,7 +18,6 @@ from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
 from uhrc_core.key import RadixKey
-from uhrc_core.locks import ReceiptBook
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
     CacheStats,
@@ -72,6 +71,7 @@ class UnifiedRadixCache(BasePrefixCache):
         )
         for component in self.components:
             component.join(self.components)
+        self._next_node_id = 1
         self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
         self._events = EventLog()
         self._start_empty()
@@ -79,8 +79,6 @@ class UnifiedRadixCache(BasePrefixCache):
     def _start_empty(self) -> None:
         self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
         self._nodes = {0: self._root}
-        self._next_node_id = 1
-        self._receipts = ReceiptBook()
         self._now = 0
         # Children evicted lately, so that a miss can say "evicted" and not "never seen".
         self._ghosts: dict[tuple[int, Hashable], None] = {}
@@ -227,7 +225,9 @@ class UnifiedRadixCache(BasePrefixCache):
                 f"{prefix_len} tokens of this key that the tree holds"
             )
         new = self.token_allocator.pages(value[prefix_len:length])
-        self.token_allocator.ledger.check_active(new, key.dp_rank)
+        self.token_allocator.ledger.check_held(new, key.dp_rank)
+        if params.recurrent_value is not None:
+            self._pool(ComponentType.RECURRENT, key.dp_rank)
         for component in self.components:
             component.check_insert(params)
             for cut in component.insert_cuts(params):
@@ -313,7 +313,7 @@ class UnifiedRadixCache(BasePrefixCache):
         """
         freed = [0] * len(ComponentType)
         for kind in ComponentType:
-            if params.amount(kind):
+            if kind is ComponentType.FULL or params.amount(kind):
                 self._pool(kind, params.dp_rank)
         for component in self._eviction_order:
             pool, queue = component.allocator, component.queues[params.dp_rank]
@@ -393,16 +393,16 @@ class UnifiedRadixCache(BasePrefixCache):
         return copy.deepcopy(self._stats)
 
     def take_events(self) -> list[CacheEvent]:
-        return self._events.take()
+        return self._events.take(self.nodes()[1:])
 
     def pretty_print(self) -> str:
         return audit.render(self)
 
     def reset(self) -> None:
-        if self._live:
+        if self._live or self._receipts:
             raise RequestError(
-                f"reset: {len(self._live)} request(s) are live, e.g. {next(iter(self._live))!r}; "
-                "finish or abort them first"
+                f"reset: {len(self._live)} request(s) are live ({', '.join(self._live)}) and "
+                f"{len(self._receipts)} lock(s) held; finish or abort, and release them first"
             )
         for component in self.components:
             component.reset()

@@ -68,6 +68,29 @@ def test_bad_indices_are_named_and_change_nothing(indices: list[int], names: str
     assert pool.active_size(0) == 8 and pool.available_size(0) == 8
 
 
+@pytest.mark.parametrize("indices", [[True] * 3, [[0, 1]], 1.0, ["a"], [0.5], [-1], [2**31]])
+def test_what_is_no_index_array_is_refused(indices: object) -> None:
+    pool = TokenToKVPoolAllocator(3)
+    pool.alloc(3)
+    with pytest.raises(InvalidIndexError):
+        pool.free(np.asarray(indices))
+    assert pool.active_size(0) == 3 and pool.free_pages(0).size == 0
+
+
+def test_arguments_that_are_no_counts_are_named() -> None:
+    pool = PagedTokenToKVPoolAllocator(8, 4, 1)
+    for call in (
+        lambda: pool.alloc(2.5),  # pyright: ignore[reportArgumentType]
+        lambda: pool.alloc(1, 0.5),  # pyright: ignore[reportArgumentType]
+        lambda: pool.alloc(-1),
+        lambda: pool.alloc(1, True),
+    ):
+        with pytest.raises(InvalidParamsError, match=r"num_indices|dp_rank"):
+            call()
+    with pytest.raises(InvalidIndexError, match="last_index"):
+        pool.extend(2, 10**6, 1)
+
+
 def test_a_page_of_the_tree_cannot_be_freed_by_a_caller() -> None:
     pool = TokenToKVPoolAllocator(4)
     held = pool.alloc(2)

@@ -44,7 +44,10 @@ def test_other_tokens_are_refused_by_name(tokens: list[int], names: str) -> None
         RadixKey(tokens)
 
 
-@pytest.mark.parametrize("extra_key", [1.5, ["lora"], b"x", (1, [2]), True, object()])
+@pytest.mark.parametrize(
+    "extra_key",
+    [1.5, ["lora"], b"x", (1, [2]), True, object(), 2**63, ((((((((((1,),),),),),),),),),)],
+)
 def test_extra_key_of_another_type_is_refused(extra_key: object) -> None:
     with pytest.raises(InvalidKeyError, match="extra_key"):
         RadixKey([1], extra_key)  # pyright: ignore[reportArgumentType]

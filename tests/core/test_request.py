@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import PlainRequest, admit, full_cache, insert, match, paged_tokens, run_tokens
 from uhrc_core.errors import (
+    InvalidIndexError,
+    InvalidKeyError,
     InvalidParamsError,
     RequestError,
     RequestTooLargeError,
@@ -16,7 +18,7 @@ from uhrc_core.errors import (
 )
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.params import EvictParams
+from uhrc_core.params import EvictParams, InsertParams
 from uhrc_core.tree import UnifiedRadixCache
 
 FULL = ComponentType.FULL
@@ -203,18 +205,78 @@ def test_wrong_calls_name_the_request_and_change_nothing() -> None:
     for call, names in (
         (lambda: cache.admit_req(req, hit, num_tokens=0), "live already"),
         (lambda: cache.advance_req(req, 1), "cannot advance by 1 from 0"),
-        (lambda: cache.advance_req(req, -1), "cannot advance"),
         (lambda: cache.reset(), "1 request.* live"),
     ):
         with pytest.raises(RequestError, match=names):
             call()
-    with pytest.raises(InvalidParamsError, match="extend_req: -1"):
-        cache.extend_req(req, -1)
+    for number in (-1, 2.5, True, None, float("nan")):
+        for method in (cache.extend_req, cache.advance_req):
+            with pytest.raises(InvalidParamsError, match="num_tokens"):
+                method(req, number)  # pyright: ignore[reportArgumentType]
     assert cache.digest() == before
     cache.abort_req(req)
     assert cache.available_size(FULL) == 8
     with pytest.raises(RequestError):
         cache.abort_req(req)
+
+
+def test_a_request_with_a_field_that_is_none_leaves_no_lock_behind() -> None:
+    cache = full_cache(8, dp_size=2)
+    insert(cache, [1, 2, 3])
+    before = cache.digest()
+    for change in (
+        {"extra_key": ["a"]},
+        {"dp_rank": -1},
+        {"dp_rank": 5},
+        {"dp_rank": 0.0},
+        {"priority": 1.5},
+        {"token_ids": [1, 2, 3, -1]},
+        {"token_ids": [1, 2, 4, 4]},
+        {"token_ids": [1, 2]},
+        {"extra_key": "other"},
+        {"dp_rank": 1},
+    ):
+        req = PlainRequest("a", [1, 2, 3, 4])
+        hit = match(cache, [1, 2, 3])
+        before = cache.digest()
+        for name, value in change.items():
+            setattr(req, name, value)
+        with pytest.raises((InvalidParamsError, InvalidKeyError)):
+            cache.admit_req(req, hit, num_tokens=1)
+        assert cache.digest() == before, change
+    with pytest.raises(InvalidParamsError, match="num_tokens"):
+        cache.admit_req(PlainRequest("a", [1, 2, 3, 4]), hit, num_tokens="3")  # pyright: ignore
+
+
+def test_a_placeholder_token_is_refused_before_anything_is_evicted() -> None:
+    cache = full_cache(8)
+    req = PlainRequest("a", [1, 2, 3])
+    admit(cache, req)
+    run_tokens(cache, req, 3)
+    req.token_ids[1:] = [2, 3, -1]
+    assert cache.extend_req(req, 1) is not None
+    cache.advance_req(req, 1)
+    before = cache.digest()
+    with pytest.raises(InvalidKeyError, match="-1"):
+        cache.cache_finished_req(req)
+    assert cache.digest() == before
+    cache.abort_req(req)
+    cache.check_invariants()
+
+
+def test_a_live_requests_pages_cannot_be_inserted_or_freed_by_others() -> None:
+    cache = full_cache(8)
+    req = PlainRequest("a", [1, 2])
+    admit(cache, req)
+    run_tokens(cache, req, 2)
+    theirs = np.array(cache.request_state("a").indices(0, 2))
+    with pytest.raises(InvalidIndexError, match="a live request's"):
+        cache.insert(InsertParams(key=RadixKey([5, 6]), value=theirs))
+    with pytest.raises(InvalidIndexError, match="a live request's"):
+        cache.token_allocator.free(theirs)
+    cache.check_invariants()
+    cache.cache_finished_req(req)
+    cache.check_invariants()
 
 
 def test_a_match_evicted_before_admission_is_refused() -> None:

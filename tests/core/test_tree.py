@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support import full_cache, insert, match, paged_tokens
-from uhrc_core.errors import InvariantError
-from uhrc_core.events import CacheEvent, EventKind
+from uhrc_core.errors import InvalidParamsError, InvariantError, RequestError
+from uhrc_core.events import CacheEvent, EventKind, EventLog
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentData, ComponentType
 from uhrc_core.params import EvictParams, InsertParams, MissReason
@@ -190,7 +190,8 @@ def _mirror(events: list[CacheEvent]) -> dict[int, tuple[int, bytes]]:
 def test_events_rebuild_the_tree_elsewhere() -> None:
     cache = full_cache(64)
     rng = np.random.default_rng(5)
-    events: list[CacheEvent] = []
+    events = cache.take_events()
+    assert events == [CacheEvent(EventKind.RESET)]
     for _ in range(60):
         insert(cache, rng.integers(0, 2, int(rng.integers(1, 8))).tolist())
         match(cache, rng.integers(0, 2, 4).tolist())
@@ -200,7 +201,32 @@ def test_events_rebuild_the_tree_elsewhere() -> None:
         parents = {n.id: n.parent.id for n in nodes if n.parent is not None}
         assert _mirror(events) == {n.id: (parents[n.id], n.key.data) for n in nodes}
     assert cache.take_events() == []
-    assert {e.kind for e in events} == {EventKind.STORED, EventKind.SPLIT, EventKind.REMOVED}
+    assert {e.kind for e in events} == set(EventKind)
+
+
+def test_a_reader_that_comes_late_or_falls_behind_gets_the_whole_tree() -> None:
+    cache = full_cache(64)
+    for step in range(8):
+        insert(cache, [1, 2, step])
+    late = cache.take_events()
+    assert late[0].kind is EventKind.RESET and len(late) == 10
+    assert set(_mirror(late)) == {node.id for node in cache.nodes()[1:]}
+    log = EventLog(num_tokens_max=3)
+    assert log.take([]) == [CacheEvent(EventKind.RESET)]
+    log.add(CacheEvent(EventKind.STORED, 1, 0, RadixKey([1, 2, 3])))
+    assert len(log.take([])) == 1
+    log.add(CacheEvent(EventKind.STORED, 2, 0, RadixKey([1, 2, 3, 4])))
+    assert log.take([]) == [CacheEvent(EventKind.RESET)]
+
+
+def test_a_snapshot_for_a_cache_without_recurrent_data_is_refused() -> None:
+    cache = full_cache()
+    value = cache.token_allocator.alloc(2)
+    assert value is not None
+    with pytest.raises(InvalidParamsError, match=r"no <ComponentType.RECURRENT"):
+        cache.insert(
+            InsertParams(key=RadixKey([1, 2]), value=value, recurrent_value=7, recurrent_seqlen=2)
+        )
 
 
 DIGEST_PROGRAM = """
@@ -266,6 +292,25 @@ def test_reset_forgets_everything() -> None:
     assert cache.available_size(FULL) == 8 and cache.stats().insert_count == 0
     assert cache.digest() == full_cache(8).digest()
     cache.check_invariants()
+
+
+def test_reset_waits_for_locks_and_reuses_no_receipt_or_node_number() -> None:
+    cache = full_cache(8)
+    node = insert(cache, [1, 2]).node
+    lock = cache.inc_lock_ref(node)
+    with pytest.raises(RequestError, match=r"1 lock\(s\) held"):
+        cache.reset()
+    cache.dec_lock_ref(node, lock.to_dec_params())
+    cache.reset()
+    again = insert(cache, [1, 2]).node
+    assert again.id != node.id and cache.inc_lock_ref(again).receipt_id != lock.receipt_id
+
+
+def test_a_deep_tree_is_printed_in_linear_space() -> None:
+    cache = full_cache(2000)
+    for length in range(1, 500):
+        insert(cache, list(range(length)))
+    assert len(cache.pretty_print()) < 500 * 200
 
 
 def test_evicted_nodes_are_freed_without_the_cycle_collector() -> None:

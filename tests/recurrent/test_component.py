@@ -7,9 +7,9 @@ import pytest
 
 from tests.recurrent.fake_device import RECURRENT, FakeDevice, component_of, hybrid_cache
 from tests.support import PlainRequest, paged_tokens
-from uhrc_core.errors import InvalidIndexError, InvalidParamsError
+from uhrc_core.errors import InvalidIndexError, InvalidParamsError, StaleNodeError
 from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, UnifiedTreeNode
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import EvictParams, InsertParams, MatchPrefixParams, MatchResult, MissReason
 from uhrc_core.tree import UnifiedRadixCache
 from uhrc_recurrent.component import TrackPlan
@@ -118,6 +118,7 @@ def test_bad_snapshots_are_refused_and_change_nothing() -> None:
         (InvalidParamsError, {"recurrent_value": -1, "recurrent_seqlen": 4}),
         (InvalidIndexError, {"recurrent_value": mine + 1, "recurrent_seqlen": 4}),
         (InvalidIndexError, {"recurrent_value": 99, "recurrent_seqlen": 4}),
+        (InvalidParamsError, {"recurrent_value": 2**31, "recurrent_seqlen": 4}),
     ):
         with pytest.raises(error):
             cache.insert(InsertParams(key=key, value=value, **fields))
@@ -198,11 +199,19 @@ def test_a_lock_holds_one_snapshot_and_its_part_can_go_early_once() -> None:
 def test_base_path_donates_the_running_slot(length: int) -> None:
     device = FakeDevice(hybrid_cache())
     tokens = list(range(length))
-    hits = [device.serve(tokens, str(n)).hit_len for n in range(3)]
-    assert hits == [0, 0, 0]  # its own last token has no snapshot before it
+    assert device.serve(tokens, "a").hit_len == 0
+    assert device.cache.evictable_size(RECURRENT) == 1
     assert device.serve([*tokens, 99], "longer").hit_len == length
     assert device.serve([*tokens, 99, 98], "turn").hit_len == length + 1
     assert device.cache.available_size(RECURRENT) == 8 - 3
+
+
+@pytest.mark.parametrize("num_slots", [2, 8])
+def test_base_path_keeps_the_branching_state_when_a_slot_is_free(num_slots: int) -> None:
+    """The same prompt: the last token is computed anew, so the hit must end before it."""
+    device = FakeDevice(hybrid_cache(num_slots=num_slots))
+    hits = [device.serve([1, 2, 3, 4, 5], str(n)).hit_len for n in range(3)]
+    assert hits == ([0, 0, 4] if num_slots > 2 else [0, 0, 0])
 
 
 def test_base_path_publishes_nothing_before_the_end() -> None:
@@ -298,6 +307,67 @@ def test_a_running_request_donates_only_against_a_replacement() -> None:
     device.check()
     assert device.cache.peek_prefix_len(RadixKey(list(range(14)))) == 12
     assert device.cache.available_size(RECURRENT) == 1
+
+
+def test_a_match_whose_snapshot_went_elsewhere_is_refused() -> None:
+    device = FakeDevice(hybrid_cache(num_slots=4))
+    device.serve([1, 2], "a")
+    device.serve([1, 2, 3, 4], "b")
+    holder = PlainRequest("holder", [1, 2, 3, 4, 5])
+    assert device.admit(holder) is not None
+    late = PlainRequest("late", [1, 2, 9])
+    match = device.cache.match_req(late)
+    assert match.hit_len == 2
+    device.cache.evict(EvictParams(recurrent_num=1))  # the node stays, its snapshot does not
+    before = device.cache.digest()
+    with pytest.raises(StaleNodeError, match="match again"):
+        device.cache.admit_req(late, match, num_tokens=1)
+    assert device.cache.digest() == before and device.cache.num_receipts() == 1
+    again = device.admit(late)
+    assert again is not None and again.hit_len == 0
+
+
+def test_a_live_requests_slot_cannot_be_inserted_or_freed_by_others() -> None:
+    device = FakeDevice(hybrid_cache())
+    req = PlainRequest("a", [1, 2, 3])
+    device.admit(req)
+    device.clone(req)
+    device.forward(req, 2)
+    slots = device.cache.state_slots(req, 2, 3)
+    value = device.cache.token_allocator.alloc(2)
+    assert slots is not None and value is not None
+    params = {"recurrent_value": slots.running, "recurrent_seqlen": 2}
+    with pytest.raises(InvalidIndexError, match="a live request's"):
+        device.cache.insert(InsertParams(key=RadixKey([7, 8]), value=value, **params))
+    device.cache.token_allocator.free(value)
+    device.cache.abort_req(req)
+    device.check()
+
+
+@pytest.mark.parametrize("k", range(4))
+def test_the_kth_slot_allocation_failing_is_a_refused_admission(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = TrackPlan.make(1, 4, 4, 4)
+    device = FakeDevice(hybrid_cache(page_size=4, num_slots=6, plan=plan))
+    pool, calls = component_of(device.cache).allocator, 0
+    honest = pool.alloc
+
+    def alloc(num_indices: int, dp_rank: int = 0) -> IndexArray | None:
+        nonlocal calls
+        calls += 1
+        return None if calls == k + 1 else honest(num_indices, dp_rank)
+
+    monkeypatch.setattr(pool, "alloc", alloc)
+    for name in "abc":
+        req = PlainRequest(name, [*range(14), ord(name)])
+        while device.admit(req) is None:
+            device.check()
+        device.clone(req)
+        assert device.prefill(req)
+        device.cache.cache_finished_req(req)
+        device.check()
+    assert device.cache.available_size(RECURRENT) + device.cache.evictable_size(RECURRENT) == 6
 
 
 def test_all_snapshots_locked_and_no_slot_free_never_raises() -> None:

@@ -16,7 +16,6 @@ from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
 from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
-from uhrc_core.locks import ReceiptBook
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
     CacheStats,
@@ -64,7 +63,6 @@ class RadixCache(BasePrefixCache):
         self._nodes = [UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)]
         self._next_id = 1
         self._now = 0
-        self._receipts = ReceiptBook()
         self._stats = CacheStats()
 
     # -- match and insert ----------------------------------------------------------------------
@@ -96,6 +94,8 @@ class RadixCache(BasePrefixCache):
             raise InvalidParamsError(f"value: {len(params.value)} indices, {len(key)} tokens")
         if params.prev_prefix_len % self.page_size or params.prev_prefix_len > had:
             raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
+        if params.recurrent_value is not None:
+            self._pool(ComponentType.RECURRENT, key.dp_rank)
         self.token_allocator.adopt(params.value[had:length], key.dp_rank, protected=False)
         node = path[-1] if had == path[-1].end else self._split(path[-1], had)
         if had < length:
@@ -233,8 +233,10 @@ class RadixCache(BasePrefixCache):
         return audit.render(self)
 
     def reset(self) -> None:
-        if self._live:
-            raise RequestError(f"reset: {len(self._live)} request(s) are live")
+        if self._live or self._receipts:
+            raise RequestError(
+                f"reset: {len(self._live)} request(s) are live, {len(self._receipts)} lock(s) held"
+            )
         self.token_allocator.reset()
         self.req_to_token.reset()
         self._start_empty()

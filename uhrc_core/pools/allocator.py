@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from uhrc_core.checks import count, index_array
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.ledger import Ledger
 from uhrc_core.node import IndexArray
@@ -77,9 +78,10 @@ class PagedIndexAllocator:
         Fills the sequence's last page before it takes new ones. ``None`` when the rank is short.
         """
         self.ledger.check_rank(dp_rank)
-        if num_indices < 0 or length < 0:
-            raise InvalidParamsError(
-                f"alloc: num_indices {num_indices} and length {length} must be >= 0"
+        num_indices, length = count("num_indices", num_indices), count("length", length)
+        if length and (last_index - length + 1) % self.page_size:
+            raise InvalidIndexError(
+                f"last_index: {last_index} cannot be the end of {length} indices in whole pages"
             )
         room = min(-length % self.page_size, num_indices)
         num_pages = -(-(num_indices - room) // self.page_size)
@@ -94,9 +96,19 @@ class PagedIndexAllocator:
     def free(self, indices: IndexArray, dp_rank: int = 0) -> None:
         """Give back indices that `alloc` or `extend` handed out, whole pages (the last in part)."""
         self.ledger.check_rank(dp_rank)
-        pages = self.pages(indices)
+        pages = self.pages(index_array(indices))
         self.ledger.give_back(pages, dp_rank)
         self._push(pages, dp_rank)
+
+    # -- live requests -------------------------------------------------------------------------
+
+    def claim(self, indices: IndexArray, dp_rank: int) -> None:
+        """Indices that `alloc` handed out become a live request's; see `Ledger.claim`."""
+        self.ledger.claim(self.pages(indices), dp_rank)
+
+    def unclaim(self, indices: IndexArray, dp_rank: int) -> None:
+        """A live request's indices can be freed or inserted again."""
+        self.ledger.unclaim(self.pages(indices), dp_rank)
 
     # -- the tree ------------------------------------------------------------------------------
 

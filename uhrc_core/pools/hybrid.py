@@ -30,6 +30,7 @@ class HybridReqToTokenPool:
         fresh = self.allocator.alloc(num_slots, dp_rank)
         if fresh is None:
             return None
+        self.allocator.claim(fresh, dp_rank)
         self._slots.setdefault(row, []).extend(fresh.tolist())
         return fresh.tolist()
 
@@ -39,7 +40,9 @@ class HybridReqToTokenPool:
 
     def free(self, row: int, dp_rank: int) -> None:
         """Free every slot the request still owns and forget its row."""
-        self.allocator.free(self.indices(row), dp_rank)
+        slots = self.indices(row)
+        self.allocator.unclaim(slots, dp_rank)
+        self.allocator.free(slots, dp_rank)
         self._slots.pop(row, None)
 
     def indices(self, row: int) -> IndexArray:

@@ -7,7 +7,8 @@ gap).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,12 +85,15 @@ class FullComponent(TreeComponent):
         if indices is None:
             return False
         state.table.write(state.row, start, indices)
+        self.allocator.claim(self._fresh(state, num_tokens), state.dp_rank)
         return True
 
     def undo_extend(self, state: RequestState, num_tokens: int) -> None:
-        stop = state.allocated_len + num_tokens
-        start = min(self.allocator.page_ceil(state.allocated_len), stop)
-        self.allocator.free(state.indices(start, stop), state.dp_rank)
+        self._give_up(state, self._fresh(state, num_tokens))
+
+    def offer(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
+        self.allocator.unclaim(state.indices(state.protected_len, seqlen), state.dp_rank)
+        return {}
 
     def settle(self, state: RequestState, result: InsertResult) -> None:
         """Duplicates of what the tree already had are freed; the row takes the tree's indices."""
@@ -105,7 +109,17 @@ class FullComponent(TreeComponent):
             state.table.write(state.row, node.start, value)
 
     def end(self, state: RequestState) -> None:
-        self.allocator.free(self.held_by(state), state.dp_rank)
+        self._give_up(state, self.held_by(state))
 
     def held_by(self, state: RequestState) -> IndexArray:
         return np.array(state.indices(state.protected_len, state.allocated_len))
+
+    def _fresh(self, state: RequestState, num_tokens: int) -> IndexArray:
+        """Indices of the pages that ``num_tokens`` more tokens take beyond the last page in use."""
+        stop = state.allocated_len + num_tokens
+        start = min(self.allocator.page_ceil(state.allocated_len), stop)
+        return state.indices(start, stop)
+
+    def _give_up(self, state: RequestState, indices: IndexArray) -> None:
+        self.allocator.unclaim(indices, state.dp_rank)
+        self.allocator.free(indices, state.dp_rank)

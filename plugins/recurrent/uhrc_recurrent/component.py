@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from uhrc_core.component import MatchValidator, StateSlots, TreeComponent
-from uhrc_core.errors import InvalidParamsError
+from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.eviction import EvictionPolicy
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
@@ -98,10 +98,9 @@ class RecurrentComponent(TreeComponent):
         value = result.best_match_node.component_data[_REC].value
         if params.cow_recurrent and value is not None:
             result.recurrent_cow_src = int(value[0])
-        if self.plan.num_tracks:
-            grid = self.plan.branching_grid
-            seqlen = result.full_hit_length // grid * grid
-            result.recurrent_branching_seqlen = seqlen if seqlen > result.hit_len else None
+        grid = self.plan.branching_grid
+        seqlen = result.full_hit_length // grid * grid
+        result.recurrent_branching_seqlen = seqlen if seqlen > result.hit_len else None
 
     # -- structure -----------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class RecurrentComponent(TreeComponent):
             )
         if slot is None or seqlen is None:
             return
-        self.allocator.ledger.check_active(np.array([slot], np.int32), params.key.dp_rank)
+        self.allocator.ledger.check_held(np.array([slot], np.int32), params.key.dp_rank)
 
     def insert_cuts(self, params: InsertParams) -> Sequence[int]:
         return () if params.recurrent_seqlen is None else (params.recurrent_seqlen,)
@@ -174,13 +173,29 @@ class RecurrentComponent(TreeComponent):
     def admit_demand(self) -> int:
         return self.plan.request_owned_slots
 
-    def admit(self, state: RequestState, match: MatchResult) -> None:
+    def check_match(self, match: MatchResult) -> None:
+        value = self.data(match.best_match_node).value
+        source = None if value is None else int(value[0])
+        if match.hit_len and source != match.recurrent_cow_src:
+            raise StaleNodeError(
+                f"the snapshot of {match.best_match_node} was slot {match.recurrent_cow_src} when "
+                f"it matched and is {source} now; match again"
+            )
+
+    def admit(self, state: RequestState, match: MatchResult) -> bool:
         taken = self.pool.alloc(state.row, self.plan.request_owned_slots, state.dp_rank)
-        assert taken is not None, "admit_demand was not free"
-        slots = TrackSlots(taken[0], list(taken[1:]), self.plan.interval)
+        if taken is None:
+            return False
+        running, *tracks = taken
+        if not tracks and match.recurrent_branching_seqlen is not None:
+            # The base path owns no track slot, but keeps the branching state if one is to spare.
+            tracks = self.pool.alloc(state.row, 1, state.dp_rank) or []
+        interval = self.plan.interval if self.plan.num_tracks else None
+        slots = TrackSlots(running, list(tracks), interval)
         slots.clone_src = match.recurrent_cow_src
         slots.branching_seqlen = match.recurrent_branching_seqlen
         state.component[_REC] = slots
+        return True
 
     def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
         return [cut for cut in self.slots(state).boundaries(start, stop) if cut < stop]
@@ -200,49 +215,43 @@ class RecurrentComponent(TreeComponent):
     def publish_demand(self, state: RequestState, *, finished: bool) -> int:
         """A running request gives a track slot away only against a replacement."""
         slots = self.slots(state)
-        wants = not finished and slots.spare is None
-        return int(wants and self._to_publish(state, state.computed_len) is not None)
+        wants = self.plan.num_tracks and not finished and slots.spare is None
+        return int(bool(wants) and self._kept_beyond(state, state.computed_len) is not None)
 
     def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
-        """Up to the kept state that can be donated; what lies beyond could give no hit."""
+        """Up to the state that can be donated; what lies beyond could give no hit."""
         slots = self.slots(state)
-        if not self.plan.num_tracks:
-            return seqlen if finished and seqlen == state.computed_len else state.protected_len
-        track = self._to_publish(state, seqlen)
-        if track is None:
+        if finished and not self.plan.num_tracks and seqlen == state.computed_len:
+            return seqlen
+        kept = self._kept_beyond(state, seqlen)
+        if kept is None:
             return state.protected_len
-        if not finished and slots.spare is None:
+        if self.plan.num_tracks and not finished and slots.spare is None:
             spare = self.pool.alloc(state.row, 1, state.dp_rank)
             if spare is None:
                 return state.protected_len
             slots.spare = spare[0]
-        return track
+        return kept
 
-    def _to_publish(self, state: RequestState, upto: int) -> int | None:
-        """Length up to which a kept state allows publishing, beyond what is published."""
+    def _kept_beyond(self, state: RequestState, upto: int) -> int | None:
+        """Where the latest kept state within ``upto`` lies, if beyond what is published."""
         track = self.slots(state).latest(upto)
         return track.seqlen if track is not None and track.seqlen > state.protected_len else None
 
-    def insert_fields(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
-        slots = self.slots(state)
-        track = slots.latest(seqlen)
-        slot = slots.running if track is None else track.slot
+    def offer(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
+        slot = self.slots(state).holder(seqlen)
+        self.allocator.unclaim(np.array([slot], np.int32), state.dp_rank)
         return {"recurrent_value": slot, "recurrent_seqlen": seqlen}
 
     def settle(self, state: RequestState, result: InsertResult) -> None:
         """The donated slot is the tree's now, unless the tree had a snapshot there."""
         slots = self.slots(state)
-        track = slots.latest(result.inserted_len)
-        if not result.recurrent_exist:
-            self.pool.hand_over(state.row, slots.running if track is None else track.slot)
-        if track is None:
+        slot = slots.holder(result.inserted_len)
+        if result.recurrent_exist:
+            self.allocator.claim(np.array([slot], np.int32), state.dp_rank)
             return
-        track.seqlen = 0
-        if not result.recurrent_exist:
-            if slots.spare is None:
-                slots.tracks.remove(track)
-            else:
-                track.slot, slots.spare = slots.spare, None
+        self.pool.hand_over(state.row, slot)
+        slots.replace(slot)
 
     def end(self, state: RequestState) -> None:
         self.pool.free(state.row, state.dp_rank)

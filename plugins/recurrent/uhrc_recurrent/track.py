@@ -24,13 +24,14 @@ class TrackSlots:
 
     Attributes:
         running: rewritten by every forward.
-        tracks: K slots, the next to be written first. Empty on the base path.
+        tracks: K slots, the next to be written first. The base path has none, or one for the
+            branching state.
         spare: secured to replace a track slot that goes to the tree; ``None`` as a rule.
         clone_src: the snapshot to copy into ``running`` before the first forward, until copied.
         branching_seqlen: an extra position to keep a state at; see `MatchResult`.
     """
 
-    def __init__(self, running: int, tracks: list[int], interval: int) -> None:
+    def __init__(self, running: int, tracks: list[int], interval: int | None) -> None:
         self.running = running
         self.tracks = [TrackSlot(slot) for slot in tracks]
         self.spare: int | None = None
@@ -42,8 +43,10 @@ class TrackSlots:
         """Positions in ``(start, stop]`` at which a forward leaves a state to keep, ascending."""
         if not self.tracks:
             return []
-        first = (start // self._interval + 1) * self._interval
-        found = set(range(first, stop + 1, self._interval))
+        found: set[int] = set()
+        if self._interval is not None:
+            first = (start // self._interval + 1) * self._interval
+            found.update(range(first, stop + 1, self._interval))
         if self.branching_seqlen is not None and start < self.branching_seqlen <= stop:
             found.add(self.branching_seqlen)
         return sorted(found)
@@ -62,3 +65,15 @@ class TrackSlots:
         """The kept state furthest on, but not beyond ``upto`` tokens."""
         kept = [track for track in self.tracks if 0 < track.seqlen <= upto]
         return max(kept, key=lambda track: track.seqlen, default=None)
+
+    def holder(self, seqlen: int) -> int:
+        """The slot with the state after ``seqlen`` tokens: a track slot, else the running one."""
+        return next((track.slot for track in self.tracks if track.seqlen == seqlen), self.running)
+
+    def replace(self, slot: int) -> None:
+        """A slot has gone to the tree; the spare, if there is one, takes a track slot's place."""
+        for track in [track for track in self.tracks if track.slot == slot]:
+            if self.spare is None:
+                self.tracks.remove(track)
+            else:
+                track.slot, track.seqlen, self.spare = self.spare, 0, None
