@@ -189,5 +189,6 @@ class CacheStats:
     hit_num_tokens: int = 0
     insert_count: int = 0
     inserted_num_tokens: int = 0
+    inserted_num_snapshots: int = 0
     evicted: EvictResult = field(default_factory=EvictResult)
     miss_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MissReason, 0))

@@ -207,6 +207,7 @@ class UnifiedRadixCache(BasePrefixCache):
         taken = [c.commit(end, params, self._now) for end in ends for c in self.components]
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - prefix_len
+        self._stats.inserted_num_snapshots += params.recurrent_value is not None and all(taken)
         return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
 
     def _check_insert(self, params: InsertParams, length: int) -> tuple[list[UnifiedTreeNode], int]:

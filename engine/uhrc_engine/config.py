@@ -21,6 +21,11 @@ class EngineTable(ConfigTable):
             '"smollm2" is SmolLM2-135M-Instruct, downloaded once.',
         )
     )
+    random_weights_seed: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Weights made from this seed: of the model's directory only config.json is "
+        "read. For measuring, not for talking.",
+    )
     decode_rows: Sizes = Field(
         default=(1, 4, 8),
         description="Rows of a decode step that are compiled; the largest bounds the requests that "

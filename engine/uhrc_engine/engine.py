@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.node import ComponentType
 from uhrc_core.params import CacheStats
 from uhrc_engine.assembly import EngineParts, as_config, build_parts
 from uhrc_engine.batch import Batch, BatchRow, StepKind
@@ -32,7 +33,7 @@ from uhrc_engine.request import (
 )
 from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.scheduler import Scheduler
-from uhrc_engine.weights import Pretrained, load_pretrained
+from uhrc_engine.weights import Pretrained, load_model
 
 
 class TokenEvent(NamedTuple):
@@ -59,6 +60,7 @@ class EngineStats:
         computed_tokens: prompt tokens that went through a prefill step, recomputation included.
         output_tokens: tokens generated.
         cow_clones: recurrent states copied for a hit.
+        slots_peak: most recurrent slots in use at once, the tree's included; 0 without any.
         retractions: how often a request lost its memory to others.
         running, waiting: requests now.
         compiled_programs: step shapes compiled.
@@ -70,6 +72,7 @@ class EngineStats:
     computed_tokens: int
     output_tokens: int
     cow_clones: int
+    slots_peak: int
     retractions: int
     running: int
     waiting: int
@@ -86,6 +89,7 @@ class _Counters:
     computed_tokens: int = 0
     output_tokens: int = 0
     cow_clones: int = 0
+    slots_peak: int = 0
 
 
 @dataclass(slots=True)
@@ -135,7 +139,7 @@ class Engine:
             ConfigError, PluginError: the cache cannot be assembled for this model.
         """
         config = as_config(cache_config, overrides)
-        return cls.from_model(load_pretrained(path, config.table(EngineTable).dtype), config)
+        return cls.from_model(load_model(path, config.table(EngineTable)), config)
 
     @classmethod
     def from_model(cls, pretrained: Pretrained, cache_config: Any) -> Engine:
@@ -308,12 +312,17 @@ class Engine:
                 progress.first_logits = np.asarray(logits)[i].copy()
 
     def _count(self, batch: Batch) -> None:
+        self._counters.slots_peak = max(self._counters.slots_peak, self._slots_in_use())
         if batch.kind is StepKind.PREFILL:
             self._counters.prefill_steps += 1
             self._counters.computed_tokens += batch.num_tokens
         else:
             self._counters.decode_steps += 1
         self._counters.output_tokens += sum(row.samples for row in batch.rows)
+
+    def _slots_in_use(self) -> int:
+        pools = [c.allocator for c in self.cache.components if c.kind is ComponentType.RECURRENT]
+        return sum(pool.capacity - pool.available_size(0) for pool in pools)
 
     def _complete(self, req: LiveRequest) -> Completion:
         progress = self._progress.pop(req.rid)

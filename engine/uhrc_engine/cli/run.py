@@ -22,7 +22,7 @@ from uhrc_core.cli.options import with_config
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_engine.cli.loading import model_path, stderr
-from uhrc_engine.workload.config import WorkloadTable, load_scripts
+from uhrc_engine.workload.config import WorkloadTable
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", dir_okay=False, help="Write figures and answers there.")
@@ -37,13 +37,12 @@ def run(config: Config, json_file: JsonFile = None) -> None:
     """
     if json_file is not None and not json_file.parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder does not exist; make it first")
-    scripts = load_scripts(config.table(WorkloadTable))
     path = model_path(config)
     try:
         with ProgressBars() as bars:
             from uhrc_engine.workload.compare import compare
 
-            comparison = compare(path, config, scripts, bars)
+            comparison = compare(path, config, bars)
     except KeyboardInterrupt:
         stderr.print("interrupted; nothing was written")
         raise typer.Exit(130) from None
@@ -53,7 +52,8 @@ def run(config: Config, json_file: JsonFile = None) -> None:
     if json_file is not None:
         json_file.write_text(json.dumps(comparison.to_json(), indent=2) + "\n", encoding="utf-8")
     stdout = Console(highlight=False)
-    stdout.print(transcript(comparison.talks[-1], scripts))
+    if config.table(WorkloadTable).source == "conversations":
+        stdout.print(transcript(comparison.talks[-1], comparison.questions))
     stdout.print(comparison_table(comparison))
     if comparison.differing_turns:
         stderr.print(f"answers differ in (conversation, turn) {comparison.differing_turns}")

@@ -11,6 +11,8 @@ import numpy as np
 from uhrc_engine.engine import EngineStats
 from uhrc_engine.workload.drive import Talks
 
+Questions = Sequence[Sequence[str]]
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -25,6 +27,10 @@ class RunSummary:
         wall_s: seconds from the first question to the last answer.
         evicted_tokens: FULL tokens the cache gave up during the run.
         retractions: how often a request lost its memory to others.
+        snapshots: recurrent states published to the tree.
+        cow_clones: recurrent states copied for a hit.
+        slots_peak: most recurrent slots in use at once, the tree's included; 0 without any.
+        accuracy: share of right answers; ``None`` where there are no right ones.
     """
 
     model: str
@@ -37,6 +43,10 @@ class RunSummary:
     wall_s: float
     evicted_tokens: int
     retractions: int
+    snapshots: int
+    cow_clones: int
+    slots_peak: int
+    accuracy: float | None
 
     @property
     def hit_rate(self) -> float:
@@ -75,7 +85,15 @@ def summarize(model: str, cache: str, talks: Talks, stats: EngineStats) -> RunSu
         wall_s=talks.wall_s,
         evicted_tokens=stats.cache.evicted.num_tokens_evicted,
         retractions=stats.retractions,
+        snapshots=stats.cache.inserted_num_snapshots,
+        cow_clones=stats.cow_clones,
+        slots_peak=stats.slots_peak,
+        accuracy=_share([turn.right for turn in talks.turns if turn.right is not None]),
     )
+
+
+def _share(verdicts: Sequence[bool]) -> float | None:
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -90,10 +108,12 @@ class Comparison:
     Attributes:
         runs: the first one is what the others are compared with.
         talks: what was said, in the order of ``runs``.
+        questions: what was asked, by conversation and turn.
     """
 
     runs: tuple[RunSummary, ...]
     talks: tuple[Talks, ...]
+    questions: Questions
 
     @property
     def differing_turns(self) -> tuple[tuple[int, int], ...]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 from rich.text import Text
 
-from uhrc_engine.report.summary import Comparison, RunSummary
-from uhrc_engine.workload.config import Script
+from uhrc_engine.report.summary import Comparison, Questions, RunSummary
 from uhrc_engine.workload.drive import Talks
 
 
-def transcript(talks: Talks, scripts: Sequence[Script]) -> Text:
+def transcript(talks: Talks, questions: Questions) -> Text:
     """Questions and answers, by conversation."""
     text = Text()
     for turn in talks.turns:
         if turn.number == 0:
             text.append(f"conversation {turn.conversation + 1}\n", style="bold")
-        text.append(f"  {scripts[turn.conversation].questions[turn.number]}\n", style="dim")
+        text.append(f"  {questions[turn.conversation][turn.number]}\n", style="dim")
         text.append(f"    {' '.join(turn.text.split())}\n")
     return text
 
@@ -48,15 +45,33 @@ def _verdicts(comparison: Comparison) -> list[str]:
 
 
 def _figures(run: RunSummary) -> dict[str, str]:
+    return (
+        {
+            "prompt tokens": f"{run.prompt_tokens:,}",
+            "cached tokens": f"{run.cached_tokens:,}",
+            "hit rate": f"{run.hit_rate:.1%}",
+            "TTFT p50": f"{run.ttft_p50_s:.2f} s",
+            "TTFT p99": f"{run.ttft_p99_s:.2f} s",
+            "output tokens/s": f"{run.output_tokens_per_s:.1f}",
+            "total tokens/s": f"{run.total_tokens_per_s:,.0f}",
+            "run time": f"{run.wall_s:.1f} s",
+            "evicted tokens": f"{run.evicted_tokens:,}",
+            "retractions": f"{run.retractions:,}",
+        }
+        | _state_figures(run)
+        | _right_figures(run)
+    )
+
+
+def _state_figures(run: RunSummary) -> dict[str, str]:
+    if not run.slots_peak:
+        return {}
     return {
-        "prompt tokens": f"{run.prompt_tokens:,}",
-        "cached tokens": f"{run.cached_tokens:,}",
-        "hit rate": f"{run.hit_rate:.1%}",
-        "TTFT p50": f"{run.ttft_p50_s:.2f} s",
-        "TTFT p99": f"{run.ttft_p99_s:.2f} s",
-        "output tokens/s": f"{run.output_tokens_per_s:.1f}",
-        "total tokens/s": f"{run.total_tokens_per_s:,.0f}",
-        "run time": f"{run.wall_s:.1f} s",
-        "evicted tokens": f"{run.evicted_tokens:,}",
-        "retractions": f"{run.retractions:,}",
+        "snapshots taken": f"{run.snapshots:,}",
+        "states cloned": f"{run.cow_clones:,}",
+        "slots at the peak": f"{run.slots_peak:,}",
     }
+
+
+def _right_figures(run: RunSummary) -> dict[str, str]:
+    return {} if run.accuracy is None else {"right answers": f"{run.accuracy:.1%}"}

@@ -8,12 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from uhrc_engine.config import EngineTable
 from uhrc_engine.models import model_from_config
 from uhrc_engine.models.contract import Model, Params
 from uhrc_engine.models.errors import CheckpointError
 from uhrc_engine.weights.gguf_file import open_gguf
 from uhrc_engine.weights.hf_directory import SafetensorsSource, read_json
 from uhrc_engine.weights.reader import CheckpointReader, TensorSource
+from uhrc_engine.weights.seeded import SeededReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,36 @@ def load_pretrained(path: str | Path, dtype: Any = jnp.float32) -> Pretrained:
     """
     path = Path(path)
     config, source = _open_checkpoint(path)
-    try:
-        model = model_from_config(config)
-    except KeyError as error:
-        raise CheckpointError(f"{path}: the config lacks {error.args[0]!r}") from error
+    model = _model(path, config)
     reader = CheckpointReader(source)
     params = model.load_params(reader, dtype)
     reader.finish()
     return Pretrained(model, params, config, path)
+
+
+def load_seeded(path: str | Path, seed: int, dtype: Any = jnp.float32) -> Pretrained:
+    """The model of an HF directory's config.json with weights made from a seed.
+
+    Raises CheckpointError, UnsupportedModelError as `load_pretrained`.
+    """
+    path = Path(path)
+    config = read_json(path / "config.json")
+    model = _model(path, config)
+    return Pretrained(model, model.load_params(SeededReader(seed), dtype), config, path)
+
+
+def load_model(path: str | Path, table: EngineTable) -> Pretrained:
+    """The model of ``[engine]``, whose files are at ``path``."""
+    if table.random_weights_seed is not None:
+        return load_seeded(path, table.random_weights_seed, table.dtype)
+    return load_pretrained(path, table.dtype)
+
+
+def _model(path: Path, config: dict[str, Any]) -> Model:
+    try:
+        return model_from_config(config)
+    except KeyError as error:
+        raise CheckpointError(f"{path}: the config lacks {error.args[0]!r}") from error
 
 
 def _open_checkpoint(path: Path) -> tuple[dict[str, Any], TensorSource]:

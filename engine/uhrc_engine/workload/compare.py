@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,10 +9,11 @@ from uhrc_core.config import Config
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.config import EngineTable
 from uhrc_engine.engine import Engine
-from uhrc_engine.report.summary import Comparison, RunSummary, summarize
+from uhrc_engine.report.summary import Comparison, Questions, RunSummary, summarize
 from uhrc_engine.tokenizer import Tokenizer
-from uhrc_engine.weights import load_pretrained
-from uhrc_engine.workload.config import Script, WorkloadTable
+from uhrc_engine.weights import load_model
+from uhrc_engine.workload.config import WorkloadTable
+from uhrc_engine.workload.dialogue import make_dialogues
 from uhrc_engine.workload.drive import Talks, hold_conversations
 
 
@@ -29,33 +29,35 @@ class Observer(Protocol):
         ...
 
 
-def compare(
-    path: Path, config: Config, scripts: Sequence[Script], observer: Observer
-) -> Comparison:
-    """Load the model once and run the scripts twice, on the same compiled steps and pools.
+def compare(path: Path, config: Config, observer: Observer) -> Comparison:
+    """Load the model once and hold the conversations twice, on the same compiled steps and pools.
 
     Raises:
         WeightsError, ConfigError, PluginError: the engine cannot be set up.
         UHRCError: a request cannot run.
     """
     observer.phase("load the model", None)
-    pretrained = load_pretrained(path, config.table(EngineTable).dtype)
-    tokenizer = Tokenizer.from_pretrained(path)
+    pretrained = load_model(path, config.table(EngineTable))
+    table = config.table(WorkloadTable)
+    written = table.source == "conversations"
+    tokenizer = Tokenizer.from_pretrained(path) if written else None
     parts = build_parts(pretrained, config)
     observer.phase("compile the steps", None)
     Engine(parts).warmup()
 
-    def run(label: str, parts: EngineParts) -> tuple[RunSummary, Talks]:
-        observer.phase(f"cache: {label}", sum(len(script.questions) for script in scripts))
+    def run(label: str, parts: EngineParts) -> tuple[RunSummary, Talks, Questions]:
+        dialogues = make_dialogues(table, pretrained.model.vocab_size, tokenizer)
+        questions = [dialogue.questions for dialogue in dialogues]
+        observer.phase(f"cache: {label}", sum(map(len, questions)))
         engine = Engine(parts)
-        max_new_tokens = config.table(WorkloadTable).max_new_tokens
         talks = hold_conversations(
-            engine, tokenizer, scripts, max_new_tokens, lambda turn: observer.advance()
+            engine, dialogues, table.max_new_tokens, lambda turn: observer.advance()
         )
-        return summarize(path.stem, label, talks, engine.stats()), talks
+        return summarize(path.stem, label, talks, engine.stats()), talks, questions
 
     runs = [run("none", parts.without_reuse()), run(_label(config), parts)]
-    return Comparison(tuple(r for r, _ in runs), tuple(t for _, t in runs))
+    summaries, talks, questions = zip(*runs, strict=True)
+    return Comparison(summaries, talks, questions[0])
 
 
 def _label(config: Config) -> str:

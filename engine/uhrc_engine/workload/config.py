@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,12 +17,34 @@ BUILT_IN = Path(__file__).parent / "data" / "conversations.toml"
 class WorkloadTable(ConfigTable):
     """What ``uhrc run`` sends to the engine."""
 
+    source: Literal["conversations", "random_tokens", "recall"] = Field(
+        default="conversations",
+        description="Written conversations; random token ids, for a model without a tokenizer; or "
+        "the questions of `uhrc_engine.recall`, which have right answers.",
+    )
     conversations: ConfigPath = Field(
         default=BUILT_IN,
         description="TOML file of [[conversation]] tables; built-in ones where not set.",
     )
     turns: PositiveInt | None = Field(
-        default=None, description="Questions asked in each conversation, at most; unset: all."
+        default=None,
+        description="Questions asked in each conversation, at most; unset: all written ones, else "
+        "one. For recall: questions about each document.",
+    )
+    documents: PositiveInt = Field(
+        default=2, description="Not for written conversations: documents that prompts begin with."
+    )
+    document_tokens: PositiveInt = Field(
+        default=1024, description="Not for written conversations: their length."
+    )
+    dialogues_per_document: PositiveInt = Field(
+        default=2, description="For random tokens: conversations that share a document."
+    )
+    question_tokens: PositiveInt = Field(
+        default=32, description="For random tokens: length of a question."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Not for written conversations: makes the tokens."
     )
     max_new_tokens: PositiveInt = Field(default=24, description="Length of an answer, at most.")
 

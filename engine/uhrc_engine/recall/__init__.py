@@ -1,0 +1,1 @@
+"""A synthetic recall task and the tiny hybrid trained on it: does a cached prefix still know?"""
