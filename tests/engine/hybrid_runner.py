@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from tests.oracle import hybrid
@@ -20,24 +22,27 @@ from uhrc_recurrent.pool import RecurrentStatePool
 PAGE_SIZE, MAX_PAGES, POOL_TOKENS, SLOTS = 16, 20, 1024, 8
 
 
-def load(folder: Path, name: str) -> Pretrained:
+def load(folder: Path, config: hybrid.Config, dtype: Any = jnp.float32) -> Pretrained:
     """One of the tiny models of tests/oracle/hybrid.py, through files in `folder`."""
-    config = hybrid.CONFIGS[name]
-    return load_pretrained(hybrid.write_checkpoint(folder, config, hybrid.tensors(config)))
+    return load_pretrained(hybrid.write_checkpoint(folder, config, hybrid.tensors(config)), dtype)
 
 
 class Sequencer:
     """A runner whose steps are said in tokens, sequences and slots."""
 
-    def __init__(self, loaded: Pretrained, buckets: Buckets) -> None:
+    def __init__(
+        self, loaded: Pretrained, buckets: Buckets | None = None, dtype: str = "float32"
+    ) -> None:
         shapes = {
             kind: [c.shape for c in loaded.model.layer_caches if c.component == kind]
             for kind in ("full", "recurrent")
         }
         self.full = FullKVPool(
-            plan_full(shapes["full"], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS)
+            plan_full(shapes["full"], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
         )
-        self.states = RecurrentStatePool(plan_recurrent(shapes["recurrent"], num_slots=SLOTS))
+        self.states = RecurrentStatePool(
+            plan_recurrent(shapes["recurrent"], num_slots=SLOTS, model_dtype=dtype)
+        )
         pools = {"full": self.full, "recurrent": self.states}
         self.runner = Runner(loaded.model, loaded.params, pools, buckets, max_pages=MAX_PAGES)
 

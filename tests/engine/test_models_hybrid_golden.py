@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 def test_logits_equal_the_oracle(tmp_path, name):
     """One prefill, a prefill in odd chunks, and decode steps after a prefill."""
     buckets = Buckets(prefill=(Bucket(1, WIDTH),), decode_rows=(2,))
-    sequencer = hybrid_runner.Sequencer(hybrid_runner.load(tmp_path, name), buckets)
+    sequencer = hybrid_runner.Sequencer(hybrid_runner.load(tmp_path, hybrid.CONFIGS[name]), buckets)
     ids, golden, tokens = hybrid.golden_token_ids(name), GOLDENS[name], hybrid.GOLDEN_TOKENS
 
     def check(what: str, logits: np.ndarray, expected: np.ndarray) -> None:

@@ -55,7 +55,7 @@ class Bailing(HybridDecoder):
             scale=(nope + rope) ** -0.5 * self.mla_rope.score_scale,
         )
         super().__init__(config, self.backend, self.recurrent, self.mla.cache_shape)
-        self.moe = _moe_sizes(config)
+        self.moe = moe.SharedExperts.from_config(config, dense_layers=0)
         self.num_mtp_layers: int = config.get("num_nextn_predict_layers") or 0
 
     @classmethod
@@ -189,23 +189,3 @@ class Ling25(Bailing):
 
 def _rope(config: Mapping[str, Any], dim: int) -> Rope:
     return rope_from_config({"rope_theta": ROPE_THETA} | dict(config), dim)
-
-
-def _moe_sizes(config: Mapping[str, Any]) -> moe.SharedExperts:
-    first, size = config.get("first_k_dense_replace", 0), config["moe_intermediate_size"]
-    shared = config.get("moe_shared_expert_intermediate_size") or size
-    return moe.SharedExperts(
-        hidden=config["hidden_size"],
-        dense_layers=frozenset(range(first)),
-        dense_intermediate=config["intermediate_size"],
-        intermediate=size,
-        shared_intermediate=shared * (config.get("num_shared_experts") or 1),
-        experts=config["num_experts"],
-        routing=moe.SigmoidRouting(
-            top_k=config["num_experts_per_tok"],
-            groups=config.get("n_group") or 1,
-            top_groups=config.get("topk_group") or 1,
-            renormalize=config.get("norm_topk_prob", True),
-            scale=config.get("routed_scaling_factor", 1.0),
-        ),
-    )

@@ -45,7 +45,7 @@ class KimiLinear(HybridDecoder):
             norm_eps=self.norm_eps,
             low_rank=True,
         )
-        self.moe = _moe_sizes(config)
+        self.moe = moe.SharedExperts.from_config(config, dense_layers=1)
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> KimiLinear:
@@ -75,31 +75,3 @@ class KimiLinear(HybridDecoder):
 
     def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:
         return moe.feed_forward(layer, x, self.moe.routing)
-
-
-def _moe_sizes(config: Mapping[str, Any]) -> moe.SharedExperts:
-    """Under the published names, or those transformers also reads."""
-
-    def either(published: str, other: str, default: Any = None) -> Any:
-        return config.get(published, config.get(other, default))
-
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        first = config.get("first_k_dense_replace", 1)
-        kinds = ["dense" if i < first else "sparse" for i in range(config["num_hidden_layers"])]
-    return moe.SharedExperts(
-        hidden=config["hidden_size"],
-        dense_layers=frozenset(i for i, kind in enumerate(kinds) if kind == "dense"),
-        dense_intermediate=config["intermediate_size"],
-        intermediate=config["moe_intermediate_size"],
-        shared_intermediate=config["moe_intermediate_size"]
-        * either("num_shared_experts", "n_shared_experts", 1),
-        experts=either("num_experts", "num_local_experts"),
-        routing=moe.SigmoidRouting(
-            top_k=either("num_experts_per_token", "num_experts_per_tok"),
-            groups=either("num_expert_group", "n_group", 1),
-            top_groups=config.get("topk_group", 1),
-            renormalize=either("moe_renormalize", "norm_topk_prob", True),
-            scale=config.get("routed_scaling_factor", 1.0),
-        ),
-    )

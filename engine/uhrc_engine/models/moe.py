@@ -6,7 +6,7 @@ float32[N, k] and experts int32[N, k] for N tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -154,19 +154,58 @@ class SharedExperts:
     experts: int
     routing: SigmoidRouting
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, dense_layers: int) -> SharedExperts:
+        """Reads Kimi's names, Ling's, and those transformers writes either back under.
+
+        dense_layers: how many of the first layers are dense where the config does not say.
+        """
+
+        def either(*names: str, default: float | None = None) -> Any:
+            present = [config[name] for name in names if config.get(name) is not None]
+            if not present and default is None:
+                raise KeyError(names[0])
+            return present[0] if present else default
+
+        kinds = config.get("mlp_layer_types")
+        if kinds is None:
+            first = config.get("first_k_dense_replace", dense_layers)
+            kinds = ["dense" if i < first else "sparse" for i in range(config["num_hidden_layers"])]
+        size = config["moe_intermediate_size"]
+        shared_size = config.get("moe_shared_expert_intermediate_size") or size
+        return cls(
+            hidden=config["hidden_size"],
+            dense_layers=frozenset(i for i, kind in enumerate(kinds) if kind == "dense"),
+            dense_intermediate=config["intermediate_size"],
+            intermediate=size,
+            shared_intermediate=shared_size
+            * either("num_shared_experts", "n_shared_experts", default=1),
+            experts=either("num_experts", "num_local_experts"),
+            routing=SigmoidRouting(
+                top_k=either("num_experts_per_token", "num_experts_per_tok"),
+                groups=either("num_expert_group", "n_group", default=1),
+                top_groups=either("topk_group", default=1),
+                renormalize=bool(either("moe_renormalize", "norm_topk_prob", default=True)),
+                scale=either("routed_scaling_factor", default=1.0),
+            ),
+        )
+
     def take(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
         """The feed-forward of layer `index` under `prefix`: its mlp or block_sparse_moe."""
-        mlp = f"{prefix}.mlp"
-        if index in self.dense_layers:
+        dense = index in self.dense_layers
+        mlp = f"{prefix}.block_sparse_moe"
+        if f"{mlp}.{'gate_proj' if dense else 'gate'}.weight" not in tensors:
+            mlp = f"{prefix}.mlp"
+        if dense:
             size = self.dense_intermediate
             return {"mlp": blocks.take_swiglu(tensors, mlp, self.hidden, size, dtype)}
-        if f"{prefix}.block_sparse_moe.gate.weight" in tensors:
-            mlp = f"{prefix}.block_sparse_moe"
         dims = (self.hidden, self.intermediate)
-        return {
+        layer: Params = {
             "router": take_router(tensors, f"{mlp}.gate", (self.experts, self.hidden)),
             "experts": take_experts(tensors, f"{mlp}.experts", self.experts, dims, dtype),
-            "mlp": blocks.take_swiglu(
-                tensors, f"{mlp}.shared_experts", self.hidden, self.shared_intermediate, dtype
-            ),
         }
+        if self.shared_intermediate > 0:
+            layer["mlp"] = blocks.take_swiglu(
+                tensors, f"{mlp}.shared_experts", self.hidden, self.shared_intermediate, dtype
+            )
+        return layer
