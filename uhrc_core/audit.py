@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +14,8 @@ from uhrc_core.errors import InvariantError
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 
 if TYPE_CHECKING:
+    from uhrc_core.locks import Tokens
+    from uhrc_core.pools import ReqToTokenPool
     from uhrc_core.request import RequestState
 
 _INDENT_MAX = 40
@@ -26,11 +29,13 @@ class Audited(Protocol):
 
     page_size: int
     dp_size: int
+    req_to_token: ReqToTokenPool
 
     @property
     def components(self) -> Sequence[TreeComponent]: ...
     def nodes(self) -> list[UnifiedTreeNode]: ...
-    def num_receipts(self) -> int: ...
+    def receipts(self) -> Iterable[tuple[int, UnifiedTreeNode, Tokens]]: ...
+    def clock(self) -> int: ...
     def live_requests(self) -> Sequence[RequestState]: ...
 
 
@@ -40,7 +45,7 @@ def check_invariants(cache: Audited, held: Held, further: Iterable[str] = ()) ->
     ``further`` are problems of rules that only the caller knows.
     """
     problems = list(further)
-    for rule in (_structure, _auxiliary, _locks, _access_order, _host_fields):
+    for rule in (_structure, _auxiliary, _locks, _receipts, _access_order, _host_fields):
         problems.extend(rule(cache))
     for component in cache.components:
         for dp_rank in range(cache.dp_size):
@@ -119,14 +124,26 @@ def _locks(cache: Audited) -> Iterator[str]:
         above = parent.component_data[ComponentType.FULL].lock_ref
         if parent.parent is not None and above < full:
             yield f"{node}: FULL lock_ref {full} exceeds its parent's {above}"
-    if not cache.num_receipts() and any(
-        data.lock_ref for node in cache.nodes() for data in node.component_data
-    ):
-        yield "nodes are locked but no receipt is outstanding"
+
+
+def _receipts(cache: Audited) -> Iterator[str]:
+    # 5. Every lock_ref is what the outstanding receipts add up to.
+    held = Counter[tuple[int, ComponentType]]()
+    for _, anchor, tokens in cache.receipts():
+        for component, token in zip(cache.components, tokens, strict=True):
+            if token is not None:
+                held.update((n.id, component.kind) for n in component.locked_by(anchor, token))
+    for node in cache.nodes():
+        for kind, data in zip(ComponentType, node.component_data, strict=True):
+            if data.lock_ref != held[node.id, kind]:
+                yield (
+                    f"{node}: {kind.name} lock_ref {data.lock_ref}, its receipts are "
+                    f"{held[node.id, kind]}"
+                )
 
 
 def _access_order(cache: Audited) -> Iterator[str]:
-    # 5. An ancestor's FULL access time is never older than a descendant's.
+    # 6. An ancestor's FULL access time is never older than a descendant's.
     for node, parent in _below_root(cache):
         mine = node.component_data[ComponentType.FULL].last_access_time
         above = parent.component_data[ComponentType.FULL].last_access_time
@@ -135,7 +152,7 @@ def _access_order(cache: Audited) -> Iterator[str]:
 
 
 def _host_fields(cache: Audited) -> Iterator[str]:
-    # 6. No host tier holds anything.
+    # 7. No host tier holds anything.
     for node in cache.nodes():
         for kind, data in zip(ComponentType, node.component_data, strict=True):
             if data.host_value is not None or data.host_lock_ref:
@@ -145,7 +162,7 @@ def _host_fields(cache: Audited) -> Iterator[str]:
 def queue_problems(
     components: Sequence[TreeComponent], nodes: Sequence[UnifiedTreeNode]
 ) -> Iterator[str]:
-    """7. The eviction queues hold exactly the candidates a recount finds, each once."""
+    """8. The eviction queues hold exactly the candidates a recount finds, each once."""
     for component in components:
         queued = [n.id for queue in component.queues for n in queue.candidates()]
         recount = [n.id for n in nodes if component.is_candidate(n)]
@@ -157,7 +174,7 @@ def queue_problems(
 
 
 def _ownership(cache: Audited, component: TreeComponent, dp_rank: int, held: Held) -> Iterator[str]:
-    # 8. active + tree_evictable + tree_protected + free == capacity, each counted from its owner:
+    # 9. active + tree_evictable + tree_protected + free == capacity, each counted from its owner:
     #    the live requests (and what the caller says it holds), the tree's nodes, the free list.
     pool = component.allocator
     active = [
@@ -204,7 +221,7 @@ def _pages_of(component: TreeComponent, indices: Sequence[IndexArray]) -> list[i
 
 
 def _requests(cache: Audited) -> Iterator[str]:
-    # 9. A live request's row begins with the tree's own indices, up to its locked node.
+    # 10. A live request's row begins with the tree's own indices, up to its locked node.
     for state in cache.live_requests():
         node = state.lock.node
         if node.end != state.protected_len:
@@ -218,7 +235,7 @@ def _requests(cache: Audited) -> Iterator[str]:
 
 
 def digest(cache: Audited) -> str:
-    """blake2b over nodes, slots, locks, access times, free lists and live requests."""
+    """blake2b over nodes, slots, locks, clock, free lists, receipts and live requests."""
     state = hashlib.blake2b(digest_size=16)
 
     def add(*parts: object) -> None:
@@ -238,8 +255,13 @@ def digest(cache: Audited) -> str:
             add(component.allocator.ledger.counts[dp_rank])
     for live in cache.live_requests():
         add(live.request.rid, live.row, live.protected_len, live.computed_len, live.allocated_len)
+        add(live.component)
+        for component in cache.components:
+            state.update(component.held_by(live).tobytes())
         state.update(live.indices(0, live.allocated_len).tobytes())
-    add(cache.num_receipts())
+    add(cache.clock(), cache.req_to_token.free_rows)
+    for receipt_id, anchor, _ in cache.receipts():
+        add(receipt_id, anchor.id)
     return state.hexdigest()
 
 

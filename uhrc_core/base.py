@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from uhrc_core.component import TreeComponent
-from uhrc_core.errors import InvalidParamsError
+from uhrc_core.errors import InvalidParamsError, RequestError
 from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
-from uhrc_core.locks import ReceiptBook
-from uhrc_core.node import ComponentType, IndexArray
+from uhrc_core.locks import ReceiptBook, Tokens
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import CacheStats, IncLockRefResult
 from uhrc_core.pools import PagedIndexAllocator, ReqToTokenPool
 from uhrc_core.request import RequestLifecycle
@@ -29,6 +29,9 @@ class BasePrefixCache(RequestLifecycle):
     Not thread-safe: one scheduler thread drives it. Deterministic: equal calls give equal states.
     """
 
+    #: Kinds of components this cache can hold.
+    _serves = frozenset(ComponentType)
+
     def __init__(
         self,
         components: Sequence[TreeComponent],
@@ -43,12 +46,20 @@ class BasePrefixCache(RequestLifecycle):
         if len(by_kind) < len(components) or ComponentType.FULL not in by_kind:
             kinds = [component.kind.name for component in components]
             raise InvalidParamsError(f"components: need FULL and no kind twice, got {kinds}")
+        if unserved := [kind.name for kind in by_kind if kind not in self._serves]:
+            raise InvalidParamsError(
+                f"{type(self).__name__} holds FULL data alone, not {', '.join(unserved)}; set "
+                "cache.enable_unified_radix_tree"
+            )
         self.components = tuple(by_kind[kind] for kind in sorted(by_kind))
+        for component in self.components:
+            component.join(self.components)
         self.page_size = page_size
         self.dp_size = dp_size
         self.req_to_token = ReqToTokenPool(max_requests, max_context_len)
         self._by_kind = by_kind
         self._receipts = ReceiptBook()
+        self._start_empty()
 
     @property
     def token_allocator(self) -> PagedIndexAllocator:
@@ -93,6 +104,26 @@ class BasePrefixCache(RequestLifecycle):
         if token is not None:
             self.components[index].release(lock.node, token)
 
+    def receipts(self) -> Iterator[tuple[int, UnifiedTreeNode, Tokens]]:
+        """Number, anchor and tokens of every lock not yet released."""
+        return self._receipts.outstanding()
+
+    def num_receipts(self) -> int:
+        """Locks acquired and not yet released."""
+        return len(self._receipts)
+
+    @abstractmethod
+    def _start_empty(self) -> None:
+        """Make the tree an empty one."""
+
+    @abstractmethod
+    def nodes(self) -> list[UnifiedTreeNode]:
+        """All nodes, oldest first, the root first of all; for audits and tests."""
+
+    @abstractmethod
+    def clock(self) -> int:
+        """The access counter."""
+
     @abstractmethod
     def peek_prefix_len(self, key: RadixKey) -> int:
         """The hit length, in tokens, that `match_prefix` would give; changes nothing."""
@@ -124,10 +155,18 @@ class BasePrefixCache(RequestLifecycle):
     def pretty_print(self) -> str:
         """The tree as text, one node a line."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Forget every prefix and free every index.
 
         Raises:
-            RequestError: requests are live; finish or abort them first.
+            RequestError: requests are live or locks held; end those first.
         """
+        if self._live or self._receipts:
+            raise RequestError(
+                f"reset: {len(self._live)} request(s) are live ({', '.join(self._live)}) and "
+                f"{len(self._receipts)} lock(s) held; finish or abort, and release them first"
+            )
+        for component in self.components:
+            component.reset()
+        self.req_to_token.reset()
+        self._start_empty()

@@ -10,7 +10,7 @@ The core calls every method through this contract and never asks which component
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +143,10 @@ class TreeComponent(ABC):
     def release(self, node: UnifiedTreeNode, token: object) -> None:
         """Undo one `acquire` of ``node`` that answered ``token``."""
 
+    @abstractmethod
+    def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
+        """The nodes that an `acquire` of ``node`` with this answer locked; for the audit."""
+
     # -- eviction -----------------------------------------------------------------------------
 
     @abstractmethod
@@ -207,8 +211,11 @@ class TreeComponent(ABC):
         """Units that publishing would like to have free; it must do without them, too."""
         return 0
 
-    def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
-        """How many of the request's first ``seqlen`` tokens may be inserted now."""
+    def prepare_publish(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
+        """Get ready to insert up to the request's first ``seqlen`` tokens; returns how many may be.
+
+        May take `publish_demand` units; `settle` gives back what the insert did not need.
+        """
         return seqlen
 
     @abstractmethod

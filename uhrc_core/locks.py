@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from uhrc_core.errors import ReceiptError
@@ -27,6 +28,11 @@ class ReceiptBook:
 
     def __len__(self) -> int:
         return len(self._receipts)
+
+    def outstanding(self) -> Iterator[tuple[int, UnifiedTreeNode, Tokens]]:
+        """Number, anchor and tokens of every receipt, oldest first."""
+        for receipt_id, receipt in self._receipts.items():
+            yield receipt_id, receipt.node, receipt.tokens
 
     def issue(self, node: UnifiedTreeNode, tokens: Tokens) -> IncLockRefResult:
         """Record an acquisition anchored at ``node``."""

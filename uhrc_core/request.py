@@ -355,7 +355,7 @@ class RequestLifecycle(ABC):
         wishes = [c.publish_demand(state, finished=finished) for c in self.components]
         self._make_room(wishes, state.dp_rank)
         for component in self.components:
-            seqlen = component.publishable_len(state, seqlen, finished=finished)
+            seqlen = component.prepare_publish(state, seqlen, finished=finished)
         seqlen -= seqlen % self.page_size
         if seqlen <= state.protected_len:
             return None

@@ -15,7 +15,7 @@ import numpy as np
 from uhrc_core import audit
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.component import TreeComponent
-from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
+from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
@@ -53,36 +53,17 @@ class _Walk:
 class UnifiedRadixCache(BasePrefixCache):
     """The unified hybrid radix cache (RFC 4.1). See `BasePrefixCache` for the arguments."""
 
-    def __init__(
-        self,
-        components: Sequence[TreeComponent],
-        *,
-        page_size: int,
-        dp_size: int = 1,
-        max_requests: int,
-        max_context_len: int,
-    ) -> None:
-        super().__init__(
-            components,
-            page_size=page_size,
-            dp_size=dp_size,
-            max_requests=max_requests,
-            max_context_len=max_context_len,
-        )
-        for component in self.components:
-            component.join(self.components)
-        self._next_node_id = 1
-        self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
-        self._events = EventLog()
-        self._start_empty()
+    _next_node_id = 1  # not reused after a reset
 
     def _start_empty(self) -> None:
+        self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
         self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
         self._nodes = {0: self._root}
         self._now = 0
         # Children evicted lately, so that a miss can say "evicted" and not "never seen".
         self._ghosts: dict[tuple[int, Hashable], None] = {}
         self._stats = CacheStats()
+        self._events = EventLog()
 
     # -- match ---------------------------------------------------------------------------------
 
@@ -374,12 +355,10 @@ class UnifiedRadixCache(BasePrefixCache):
     # -- state ---------------------------------------------------------------------------------
 
     def nodes(self) -> list[UnifiedTreeNode]:
-        """All nodes, oldest first, the root first of all; for audits and tests."""
         return list(self._nodes.values())
 
-    def num_receipts(self) -> int:
-        """Locks acquired and not yet released."""
-        return len(self._receipts)
+    def clock(self) -> int:
+        return self._now
 
     def check_invariants(
         self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
@@ -398,18 +377,6 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def pretty_print(self) -> str:
         return audit.render(self)
-
-    def reset(self) -> None:
-        if self._live or self._receipts:
-            raise RequestError(
-                f"reset: {len(self._live)} request(s) are live ({', '.join(self._live)}) and "
-                f"{len(self._receipts)} lock(s) held; finish or abort, and release them first"
-            )
-        for component in self.components:
-            component.reset()
-        self.req_to_token.reset()
-        self._start_empty()
-        self._events.add(CacheEvent(EventKind.RESET))
 
 
 def _gather(path: Sequence[UnifiedTreeNode]) -> IndexArray:

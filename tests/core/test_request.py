@@ -200,8 +200,8 @@ def test_wrong_calls_name_the_request_and_change_nothing() -> None:
         with pytest.raises(RequestError, match="'a' is not live"):
             call()
     admit(cache, req)
-    before = cache.digest()
     hit = match(cache, [])
+    before = cache.digest()
     for call, names in (
         (lambda: cache.admit_req(req, hit, num_tokens=0), "live already"),
         (lambda: cache.advance_req(req, 1), "cannot advance by 1 from 0"),

@@ -284,6 +284,33 @@ def test_pretty_print_shows_each_node_once() -> None:
     assert [line.index("<node") for line in lines[1:]] == [0, 2, 2]
 
 
+def test_a_lower_priority_leaves_a_node_its_higher_one() -> None:
+    cache = full_cache()
+    for priority in (5, 1):
+        value = cache.token_allocator.alloc(2)
+        assert value is not None
+        key = RadixKey([1, 2])
+        done = cache.insert(InsertParams(key=key, value=value, priority=priority))
+        cache.token_allocator.free(value[: done.prefix_len])
+    assert cache.nodes()[1].priority == 5
+
+
+def test_a_divergence_inside_an_edge_is_no_evicted_prefix() -> None:
+    cache = full_cache()
+    insert(cache, [1, 4, 4])
+    insert(cache, [1, 4, 4, 3])
+    cache.evict(EvictParams(num_tokens=1))  # token 3 below that edge is remembered as evicted
+    assert match(cache, [1, 4, 3]).miss_reason is MissReason.NO_PREFIX
+    assert match(cache, [1, 4, 4, 3]).miss_reason is MissReason.FULL_EVICTED
+
+
+def test_the_digest_covers_the_clock_and_what_live_requests_hold() -> None:
+    cache = full_cache()
+    before = cache.digest()
+    match(cache, [])
+    assert cache.digest() != before
+
+
 def test_reset_forgets_everything() -> None:
     cache = full_cache(8)
     insert(cache, [1, 2, 3])

@@ -7,7 +7,12 @@ import pytest
 
 from tests.recurrent.fake_device import RECURRENT, FakeDevice, component_of, hybrid_cache
 from tests.support import PlainRequest, paged_tokens
-from uhrc_core.errors import InvalidIndexError, InvalidParamsError, StaleNodeError
+from uhrc_core.errors import (
+    InvalidIndexError,
+    InvalidParamsError,
+    RequestTooLargeError,
+    StaleNodeError,
+)
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import EvictParams, InsertParams, MatchPrefixParams, MatchResult, MissReason
@@ -499,3 +504,72 @@ def _run(device: FakeDevice, req: PlainRequest, rng: np.random.Generator) -> Non
     stop = next(iter(device.cache.cuts(req, state.computed_len, stop)), stop)
     if device.forward(req, stop) and rng.random() < 0.6:
         device.cache.cache_unfinished_req(req)
+
+
+# -- what a mutated component would get wrong ------------------------------------------------------
+
+
+def test_a_running_request_publishes_by_evicting_an_old_snapshot() -> None:
+    """All slots hold snapshots nobody uses: the newer one is worth more."""
+    plan = TrackPlan.make(1, 4, 4, 4)
+    device = FakeDevice(hybrid_cache(page_size=4, num_slots=4, plan=plan))
+    for name in range(4):
+        device.serve([name * 10 + i for i in range(5)], str(name))
+    req = PlainRequest("a", list(range(100, 114)))
+    assert device.admit(req) is not None
+    device.clone(req)
+    assert device.prefill(req, upto=8)
+    assert device.cache.peek_prefix_len(RadixKey(req.token_ids)) == 8
+    device.cache.abort_req(req)
+    device.check()
+
+
+def test_a_rejected_donation_leaves_the_request_what_it_owns_and_no_more() -> None:
+    plan = TrackPlan.make(1, 4, 4, 4)
+    device = FakeDevice(hybrid_cache(page_size=4, num_slots=8, plan=plan))
+    first, second = (PlainRequest(name, list(range(14))) for name in "ab")
+    for req in (first, second):
+        assert device.admit(req) is not None
+        device.clone(req)
+    for req in (first, second):
+        device.prefill(req)
+        state = device.cache.request_state(req.rid)
+        assert len(component_of(device.cache).held_by(state)) == plan.request_owned_slots
+        device.check()
+
+
+def test_a_request_that_needs_more_slots_than_there_are_is_refused_with_the_sum() -> None:
+    cache = hybrid_cache(page_size=4, num_slots=2, plan=TrackPlan.make(2, 4, 4, 4))
+    with pytest.raises(RequestTooLargeError, match="needs 3 RECURRENT units.* has 2"):
+        cache.check_fits(4)
+
+
+def test_the_running_slot_is_not_donated_for_fewer_tokens_than_it_has_seen() -> None:
+    device = FakeDevice(hybrid_cache())
+    req = PlainRequest("a", [1, 2, 3, 4, 5])
+    device.admit(req)
+    device.clone(req)
+    device.forward(req, 5)
+    req.token_ids = req.token_ids[:4]
+    device.cache.cache_finished_req(req)
+    device.check()
+    assert device.cache.nodes()[1:] == []
+
+
+def test_a_match_names_a_clone_source_only_when_asked() -> None:
+    cache = hybrid_cache()
+    node = insert(cache, [1, 2])
+    plain = cache.match_prefix(MatchPrefixParams(key=RadixKey([1, 2])))
+    assert plain.hit_len == 2 and plain.recurrent_cow_src is None
+    assert match(cache, [1, 2]).recurrent_cow_src == slot_of(node)
+    with pytest.raises(StaleNodeError):  # it would start on a slot nobody wrote
+        cache.admit_req(PlainRequest("a", [1, 2, 3]), plain, num_tokens=1)
+
+
+def test_evicted_snapshots_are_counted() -> None:
+    cache = hybrid_cache()
+    insert(cache, [1, 2])
+    insert(cache, [1, 2, 3])
+    cache.evict(EvictParams(recurrent_num=2))
+    stats = cache.stats()
+    assert stats.evicted.recurrent_num_evicted == 2 and stats.inserted_num_snapshots == 2

@@ -12,8 +12,7 @@ import numpy as np
 
 from uhrc_core import audit
 from uhrc_core.base import BasePrefixCache
-from uhrc_core.component import TreeComponent
-from uhrc_core.errors import InvalidParamsError, RequestError, StaleNodeError
+from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
@@ -35,29 +34,6 @@ class RadixCache(BasePrefixCache):
     """See `BasePrefixCache`. LRU only; records no events and does not tell evicted from unseen."""
 
     _serves = frozenset({ComponentType.FULL})
-
-    def __init__(
-        self,
-        components: Sequence[TreeComponent],
-        *,
-        page_size: int,
-        dp_size: int = 1,
-        max_requests: int,
-        max_context_len: int,
-    ) -> None:
-        super().__init__(
-            components,
-            page_size=page_size,
-            dp_size=dp_size,
-            max_requests=max_requests,
-            max_context_len=max_context_len,
-        )
-        if unserved := [c.kind.name for c in self.components if c.kind not in self._serves]:
-            raise InvalidParamsError(
-                f"{type(self).__name__} holds FULL data alone, not {', '.join(unserved)}; set "
-                "cache.enable_unified_radix_tree"
-            )
-        self._start_empty()
 
     def _start_empty(self) -> None:
         self._nodes = [UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)]
@@ -212,8 +188,8 @@ class RadixCache(BasePrefixCache):
     def nodes(self) -> list[UnifiedTreeNode]:
         return list(self._nodes)
 
-    def num_receipts(self) -> int:
-        return len(self._receipts)
+    def clock(self) -> int:
+        return self._now
 
     def check_invariants(
         self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
@@ -231,15 +207,6 @@ class RadixCache(BasePrefixCache):
 
     def pretty_print(self) -> str:
         return audit.render(self)
-
-    def reset(self) -> None:
-        if self._live or self._receipts:
-            raise RequestError(
-                f"reset: {len(self._live)} request(s) are live, {len(self._receipts)} lock(s) held"
-            )
-        self.token_allocator.reset()
-        self.req_to_token.reset()
-        self._start_empty()
 
 
 def _data(node: UnifiedTreeNode) -> ComponentData:

@@ -35,8 +35,15 @@ class HybridReqToTokenPool:
         return fresh.tolist()
 
     def hand_over(self, row: int, slot: int) -> None:
-        """The tree has taken this slot; it is the request's no more."""
+        """The slot has another owner now."""
         self._slots[row].remove(slot)
+
+    def free_one(self, row: int, slot: int, dp_rank: int) -> None:
+        """Free one of the request's slots."""
+        self.hand_over(row, slot)
+        freed = np.array([slot], np.int32)
+        self.allocator.unclaim(freed, dp_rank)
+        self.allocator.free(freed, dp_rank)
 
     def free(self, row: int, dp_rank: int) -> None:
         """Free every slot the request still owns and forget its row."""
@@ -48,8 +55,3 @@ class HybridReqToTokenPool:
     def indices(self, row: int) -> IndexArray:
         """int32[n], a copy of `slots`."""
         return np.array(self._slots.get(row, []), np.int32)
-
-    def reset(self) -> None:
-        """Free every slot, whoever owns it."""
-        self.allocator.reset()
-        self._slots.clear()

@@ -26,6 +26,11 @@ class ReqToTokenPool:
         """Rows no request holds."""
         return len(self._free_rows)
 
+    @property
+    def free_rows(self) -> tuple[int, ...]:
+        """Rows no request holds, the next one last."""
+        return tuple(self._free_rows)
+
     def alloc(self) -> int | None:
         """A row, or ``None`` when all are taken."""
         return self._free_rows.pop() if self._free_rows else None

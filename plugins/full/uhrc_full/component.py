@@ -7,7 +7,7 @@ gap).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,9 @@ class FullComponent(TreeComponent):
     def release(self, node: UnifiedTreeNode, token: object) -> None:
         for part in node.path_to_root():
             self.unlock_one(part)
+
+    def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
+        return node.path_to_root()
 
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         data = node.component_data[_FULL]

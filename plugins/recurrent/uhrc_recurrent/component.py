@@ -9,7 +9,7 @@ can end a hit. Snapshots sit on leaves and internal nodes alike, are locked and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from uhrc_core.params import (
 )
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.request import RequestState
-from uhrc_recurrent.track import TrackSlots
+from uhrc_recurrent.track import RequestSlots, TrackSlot
 
 _REC = ComponentType.RECURRENT
 
@@ -147,6 +147,9 @@ class RecurrentComponent(TreeComponent):
     def release(self, node: UnifiedTreeNode, token: object) -> None:
         self.unlock_one(node)
 
+    def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
+        return (node,)
+
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         data = node.component_data[_REC]
         return data.value is not None and data.lock_ref == 0
@@ -156,7 +159,7 @@ class RecurrentComponent(TreeComponent):
 
     # -- life of a request ---------------------------------------------------------------------
 
-    def slots(self, state: RequestState) -> TrackSlots:
+    def slots(self, state: RequestState) -> RequestSlots:
         """The request's slots and what they hold."""
         return state.component[_REC]
 
@@ -191,10 +194,13 @@ class RecurrentComponent(TreeComponent):
             # The base path owns no track slot, but keeps the branching state if one is to spare.
             tracks = self.pool.alloc(state.row, 1, state.dp_rank) or []
         interval = self.plan.interval if self.plan.num_tracks else None
-        slots = TrackSlots(running, list(tracks), interval)
-        slots.clone_src = match.recurrent_cow_src
-        slots.branching_seqlen = match.recurrent_branching_seqlen
-        state.component[_REC] = slots
+        state.component[_REC] = RequestSlots(
+            running,
+            [TrackSlot(slot) for slot in tracks],
+            interval,
+            clone_src=match.recurrent_cow_src,
+            branching_seqlen=match.recurrent_branching_seqlen,
+        )
         return True
 
     def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
@@ -218,7 +224,7 @@ class RecurrentComponent(TreeComponent):
         wants = self.plan.num_tracks and not finished and slots.spare is None
         return int(bool(wants) and self._kept_beyond(state, state.computed_len) is not None)
 
-    def publishable_len(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
+    def prepare_publish(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
         """Up to the state that can be donated; what lies beyond could give no hit."""
         slots = self.slots(state)
         if finished and not self.plan.num_tracks and seqlen == state.computed_len:
@@ -247,18 +253,17 @@ class RecurrentComponent(TreeComponent):
         """The donated slot is the tree's now, unless the tree had a snapshot there."""
         slots = self.slots(state)
         slot = slots.holder(result.inserted_len)
-        if result.recurrent_exist:
-            self.allocator.claim(np.array([slot], np.int32), state.dp_rank)
+        if not result.recurrent_exist:
+            self.pool.hand_over(state.row, slot)
+            slots.replace(slot)
             return
-        self.pool.hand_over(state.row, slot)
-        slots.replace(slot)
+        self.allocator.claim(np.array([slot], np.int32), state.dp_rank)
+        if slots.spare is not None:
+            self.pool.free_one(state.row, slots.spare, state.dp_rank)
+            slots.spare = None
 
     def end(self, state: RequestState) -> None:
         self.pool.free(state.row, state.dp_rank)
 
     def held_by(self, state: RequestState) -> IndexArray:
         return self.pool.indices(state.row)
-
-    def reset(self) -> None:
-        super().reset()
-        self.pool.reset()

@@ -1,4 +1,4 @@
-"""TrackSlots: the recurrent slots of one running request, and what state each of them holds.
+"""RequestSlots: the recurrent slots of one running request, and what state each of them holds.
 
 Beside its *running* slot, which every forward rewrites, a request of the extra-buffer path owns K
 *track* slots. A forward that ends on a track boundary also leaves its final state in the next track
@@ -19,34 +19,35 @@ class TrackSlot:
     seqlen: int = 0
 
 
-class TrackSlots:
+@dataclass(slots=True)
+class RequestSlots:
     """Slots of one request; knows positions, not memory (that is `HybridReqToTokenPool`).
 
     Attributes:
         running: rewritten by every forward.
         tracks: K slots, the next to be written first. The base path has none, or one for the
             branching state.
-        spare: secured to replace a track slot that goes to the tree; ``None`` as a rule.
+        interval: tokens between track boundaries; ``None`` on the base path, which has none.
         clone_src: the snapshot to copy into ``running`` before the first forward, until copied.
         branching_seqlen: an extra position to keep a state at; see `MatchResult`.
+        spare: secured to replace a track slot that goes to the tree; ``None`` as a rule.
     """
 
-    def __init__(self, running: int, tracks: list[int], interval: int | None) -> None:
-        self.running = running
-        self.tracks = [TrackSlot(slot) for slot in tracks]
-        self.spare: int | None = None
-        self.clone_src: int | None = None
-        self.branching_seqlen: int | None = None
-        self._interval = interval
+    running: int
+    tracks: list[TrackSlot]
+    interval: int | None
+    clone_src: int | None
+    branching_seqlen: int | None
+    spare: int | None = None
 
     def boundaries(self, start: int, stop: int) -> list[int]:
         """Positions in ``(start, stop]`` at which a forward leaves a state to keep, ascending."""
         if not self.tracks:
             return []
         found: set[int] = set()
-        if self._interval is not None:
-            first = (start // self._interval + 1) * self._interval
-            found.update(range(first, stop + 1, self._interval))
+        if self.interval is not None:
+            first = (start // self.interval + 1) * self.interval
+            found.update(range(first, stop + 1, self.interval))
         if self.branching_seqlen is not None and start < self.branching_seqlen <= stop:
             found.add(self.branching_seqlen)
         return sorted(found)
