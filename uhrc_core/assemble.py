@@ -14,8 +14,9 @@ from uhrc_core.baseline import ChunkCache, RadixCache
 from uhrc_core.component import TreeComponent
 from uhrc_core.config import CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.guard import call_factory
 from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
+from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.tree import UnifiedRadixCache
 
 
@@ -70,8 +71,9 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
         )
     return {
         part.spec.name: call_factory(
-            part.spec.name,
+            part.key,
             "make_device_pool",
+            Any,
             part.spec.make_device_pool,
             part.params,
             part.context,
@@ -84,12 +86,12 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
 
 def _make_component(part: ResolvedComponent) -> TreeComponent:
     spec = part.spec
-    component = call_factory(
-        spec.name, "make_component", spec.make_component, part.params, part.context
+    component: TreeComponent = call_factory(
+        part.key, "make_component", TreeComponent, spec.make_component, part.params, part.context
     )
-    if not isinstance(component, TreeComponent) or component.kind is not spec.kind:
+    if component.kind is not spec.kind:
         raise PluginError(
-            f"components.{spec.name}: make_component returned {component!r}, which is no "
-            f"TreeComponent of kind {spec.kind.name}; report this to the plugin's author"
+            f"{part.key}: make_component returned a {component.kind.name} component, where its "
+            f"spec says {spec.kind.name}; report this to the plugin's author"
         )
     return component

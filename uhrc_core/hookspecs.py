@@ -82,8 +82,9 @@ def uhrc_recurrent_backends() -> Sequence[RecurrentBackendSpec]:
 def uhrc_layer_kinds(hf_config: Mapping[str, Any]) -> Sequence[LayerKind] | None:
     """What each layer of the model with this Hugging Face ``config.json`` caches, in layer order.
 
-    ``None`` for a model that is not of the plugin's family. Two plugins that both answer for one
-    model are an error. Not asked when a recurrent backend knows the model.
+    ``None`` for a model that is not of the plugin's family; ConfigError for one that is, and whose
+    config holds an impossible value (`uhrc_core.hf_config.size_of` raises it). Two plugins that
+    both answer for one model are an error. Not asked when a recurrent backend knows the model.
     """
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from uhrc_core.config import CORE_TABLES, CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.guard import plugin_code
 from uhrc_core.plugins import installed_plugins, join_faults
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.registry import Registry
@@ -29,6 +29,8 @@ _ENV_BOOLS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off", ""), False),
 }
+#: Far beyond any config, and within what can be read, copied and printed.
+_NESTING_MAX, _BITS_MAX = 32, 4096
 
 RawTable = dict[str, Any]
 Table = TypeVar("Table", bound=BaseModel)
@@ -47,7 +49,7 @@ def load_config(
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return parse_config(tables, overrides, environ=environ, base_dir=Path(path).parent)
 
@@ -72,10 +74,12 @@ def parse_config(
         PluginError: nothing else is wrong, but a plugin is missing or broken.
     """
     problems: list[str] = []
-    raw = deepcopy(dict(tables))
+    raw = dict(tables)
     _merge_env(raw, environ, problems)
     for override in overrides:
         _merge(raw, override, problems)
+    if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
+        raise ConfigError([*problems, *absurd])
     components = _subtables(raw, problems)
     registry, faults = _load_named(raw, components, environ, problems)
     reader = TableReader(base_dir)
@@ -119,17 +123,18 @@ class TableReader:
             PluginError: the model's own code failed.
         """
         try:
-            # As JSON, strict validation takes an array for a tuple and a string for a path.
-            text = json.dumps(raw, default=str)
-            return model.model_validate_json(text, context=self._base_dir)
+            with plugin_code(f"{prefix}: {model.__name__} raised", passes=(ValidationError,)):
+                # As JSON, strict validation takes an array for a tuple and a string for a path.
+                text = json.dumps(raw, default=str)
+                return model.model_validate_json(text, context=self._base_dir)
         except ValidationError as error:
-            self.problems += [_problem(prefix, model, item) for item in error.errors()]
+            found: dict[str, list[str]] = {}
+            for item in error.errors():
+                subject, message = _problem(prefix, model, raw, item)
+                found.setdefault(subject, []).append(message)
+            # Each member of a union has an objection of its own.
+            self.problems += [f"{key}: {', or '.join(said)}" for key, said in found.items()]
             return None
-        except Exception as error:
-            raise PluginError(
-                f"{prefix}: {model.__name__} raised {type(error).__name__}: {error}; report this "
-                "to the plugin's author"
-            ) from error
 
 
 def policy_options(
@@ -153,14 +158,41 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
     return f"it can be {', '.join(known)}" if known else "it has no keys"
 
 
-def _problem(prefix: str, model: type[BaseModel], item: Any) -> str:
-    key = ".".join([prefix, *map(str, item["loc"])])
+def _problem(prefix: str, model: type[BaseModel], raw: object, item: Any) -> tuple[str, str]:
+    """The key, with its value where there is one, and what is wrong with it."""
+    key = ".".join([prefix, *_written(raw, item["loc"])])
     if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-        return f"{key}: unknown key; {suggestion(item['loc'][0], model.model_fields)}"
+        return key, f"unknown key; {suggestion(item['loc'][0], model.model_fields)}"
     if item["type"] == "missing":
-        return f"{key}: required, but not set"
+        return f"{key}.{item['loc'][-1]}", "required, but not set"
     message = item["msg"][0].lower() + item["msg"][1:]
-    return f"{key} = {item['input']!r}: {message}"
+    return f"{key} = {item['input']!r}", message
+
+
+def _written(raw: object, loc: Iterable[str | int]) -> Iterator[str]:
+    """The steps of ``loc`` that a config has; the others are pydantic's, as members of a union."""
+    for step in loc:
+        if step in (inside := _inside(raw)):
+            raw = inside[step]
+            yield str(step)
+
+
+def _absurdities(key: str, value: object, depth: int = 1) -> Iterator[str]:
+    """What no table can mean, and what would break whoever copies or prints it."""
+    if depth > _NESTING_MAX:
+        yield f"{key}: nested more than {_NESTING_MAX} deep"
+        return
+    if isinstance(value, int) and value.bit_length() > _BITS_MAX:
+        yield f"{key}: an integer of {value.bit_length()} bits"
+    for name, item in _inside(value).items():
+        yield from _absurdities(f"{key}.{name}", item, depth + 1)
+
+
+def _inside(value: object) -> dict[str | int, object]:
+    """What a table or an array holds, by key or index."""
+    if isinstance(value, dict):
+        return cast("dict[str | int, object]", value)
+    return dict(enumerate(cast("list[object]", value))) if isinstance(value, list) else {}
 
 
 def _load_named(
@@ -168,9 +200,9 @@ def _load_named(
 ) -> tuple[Registry, dict[str, PluginError]]:
     """Load the plugins the tables name; what cannot be loaded comes with its key."""
     catalog = installed_plugins(environ)
-    keys: dict[str, str] = {}
+    wanted: list[tuple[str, str, str]] = []
     if (policy := _plugin_policy(raw)) and policy in catalog.names:
-        keys[policy] = "cache.eviction_policy"
+        wanted.append(("cache.eviction_policy", "policy", policy))
     own_tables = {*CORE_TABLES, "components"}
     for name in sorted(raw.keys() - own_tables):
         close = get_close_matches(name, own_tables, n=1)
@@ -179,15 +211,29 @@ def _load_named(
         elif close and name not in catalog.names:
             problems.append(f"{name}: unknown table; did you mean [{close[0]}]?")
         else:
-            keys[name] = name
-    keys |= {name: f"components.{name}" for name in components}
+            wanted.append((name, "table", name))
+    wanted += [(f"components.{name}", "component", name) for name in components]
+    keys = {name: key for key, _, name in wanted}
     registry, broken = catalog.load_each(keys)
-    for name in keys:
-        brought = registry.components if name in components else {**registry.tables, policy: None}
-        if name not in broken and name not in brought:
-            kind = "component" if name in components else "table"
-            problems.append(f"{keys[name]}: the plugin {name!r} brings no {kind} of that name")
-    return registry, {name: _at_key(keys[name], error) for name, error in broken.items()}
+    for key, kind, name in wanted:
+        places = _places(registry, name)
+        if name not in broken and kind not in places and kind != "policy":
+            problems.append(
+                f"{key}: the plugin {name!r} brings no {kind} of that name"
+                + "".join(f"; for the {other}, write {place}" for other, place in places.items())
+            )
+    return registry, {name: at_key(keys[name], error) for name, error in broken.items()}
+
+
+def _places(registry: Registry, name: str) -> dict[str, str]:
+    """What is called ``name``, by kind, and how a config asks for it."""
+    brought = {
+        "component": (registry.components, f"[components.{name}]"),
+        "table": (registry.tables, f"[{name}]"),
+        "backend": (registry.backends, f"components.recurrent.backend = {name!r}"),
+        "policy": (registry.policies, f"cache.eviction_policy = {name!r}"),
+    }
+    return {kind: place for kind, (known, place) in brought.items() if name in known}
 
 
 def _plugin_policy(raw: RawTable) -> str | None:
@@ -198,7 +244,8 @@ def _plugin_policy(raw: RawTable) -> str | None:
     return policy if isinstance(policy, str) and policy not in builtin else None
 
 
-def _at_key(key: str, error: PluginError) -> PluginError:
+def at_key(key: str, error: PluginError) -> PluginError:
+    """The error, said to be about ``key``."""
     located = PluginError(f"{key}: {error}")
     located.__cause__ = error
     return located
@@ -235,7 +282,7 @@ def _merge(raw: RawTable, override: str, problems: list[str]) -> None:
 def _toml_value(text: str) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
@@ -243,9 +290,10 @@ def _toml_value(text: str) -> object:
 def _set(raw: RawTable, path: list[str], value: object, problems: list[str]) -> None:
     table: RawTable = raw
     for depth, name in enumerate(path[:-1], start=1):
-        below = table.setdefault(name, {})
+        below = table.get(name, {})
         if not isinstance(below, dict):
             problems.append(f"{'.'.join(path)}: {'.'.join(path[:depth])} is no table")
             return
-        table = cast(RawTable, below)
+        # A copy, because the tables are the caller's.
+        table[name] = table = dict(cast(RawTable, below))
     table[path[-1]] = value

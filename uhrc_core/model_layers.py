@@ -50,7 +50,7 @@ def read_model_layers(
 def _read_json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"model.hf_config = '{path}': cannot be read as JSON: {error}")
         return None
     if not isinstance(content, dict):

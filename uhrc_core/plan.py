@@ -9,10 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
 from uhrc_core.node import ComponentType
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _known(dtype: str) -> str:
+    _itemsize(dtype)
+    return dtype
+
+
+Size = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,7 @@ class LayerKind:
     """
 
     component: ComponentType
-    shape: Mapping[str, int]
+    shape: Mapping[str, Size]
     backend: str = ""
 
 
@@ -36,13 +50,12 @@ class BufferPlan:
     """One device array: its name, physical shape and dtype (numpy name, or ``bfloat16``)."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[Size, ...]
+    dtype: Annotated[str, AfterValidator(_known)]
 
     @property
     def num_bytes(self) -> int:
-        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-        return math.prod(self.shape) * itemsize
+        return math.prod(self.shape) * _itemsize(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class PoolPlan:
     """
 
     buffers: tuple[BufferPlan, ...]
-    num_units: int
+    num_units: Annotated[int, Field(ge=1)]
 
     @property
     def num_bytes(self) -> int:

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from types import ModuleType
 
 from uhrc_core.errors import PluginError
+from uhrc_core.guard import plugin_code
 from uhrc_core.hookspecs import UHRC_API
 from uhrc_core.registry import Registry
 
@@ -88,13 +89,29 @@ class PluginCatalog:
         """`load` what can be loaded; the other names with what is wrong with each."""
         registry = Registry()
         broken: dict[str, PluginError] = {}
+        faults: dict[str, PluginError | None] = {}
         for name in sorted(names):
             try:
                 entry = self._entry(name)
-                registry.register(str(entry), _import(entry), frozenset(self.names_of(entry)))
             except PluginError as error:
                 broken[name] = error
+                continue
+            if str(entry) not in faults:
+                faults[str(entry)] = self._register(registry, entry)
+            if fault := faults[str(entry)]:
+                broken[name] = fault
         return registry, broken
+
+    def _register(self, registry: Registry, entry: PluginEntry) -> PluginError | None:
+        """Register the module under all its names, or say what is wrong with it."""
+        claimed = self.names_of(entry)
+        plugin = f"plugin {', '.join(map(repr, claimed))} of {entry}"
+        try:
+            with plugin_code(f"{plugin} raised", passes=(PluginError,)):
+                registry.register(str(entry), _import(entry, plugin), frozenset(claimed))
+        except PluginError as error:
+            return error
+        return None
 
     def names_of(self, entry: PluginEntry) -> tuple[str, ...]:
         """All names under which its distribution registers the entry's module."""
@@ -173,18 +190,14 @@ def _entry_of(point: EntryPoint) -> PluginEntry:
     return PluginEntry(point.name, point.value, dist.name, dist.version)
 
 
-def _import(entry: PluginEntry) -> ModuleType:
-    try:
+def _import(entry: PluginEntry, plugin: str) -> ModuleType:
+    advice = f". Upgrade or reinstall {entry.distribution}, or take it out of the config"
+    with plugin_code(f"{plugin} does not import:", advice):
         module = import_module(entry.target)
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"plugin {entry.name!r} of {entry} does not import: {type(error).__name__}: {error}. "
-            f"Upgrade or reinstall {entry.distribution}, or take {entry.name!r} out of the config"
-        ) from error
     api = vars(module).get("UHRC_API")
     if not _compatible(api):
         raise PluginError(
-            f"plugin {entry.name!r} of {entry} declares UHRC_API = {api!r}, but this uhrc-core "
+            f"{plugin} declares UHRC_API = {api!r}, but this uhrc-core "
             f"speaks {UHRC_API}: install versions of {entry.distribution} and uhrc-core made for "
             "each other"
         )

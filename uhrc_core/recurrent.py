@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.hf_config import full_attention_layer, text_config
+from pydantic import Field
+
+from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.guard import call_factory
+from uhrc_core.hf_config import LAYERS_MAX, full_attention_layer, text_config
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
-from uhrc_core.specs import ConfigTable
+from uhrc_core.specs import ConfigTable, PositiveInt
 
 #: Dtype of a buffer that is stored in whatever dtype the model runs in.
 MODEL_DTYPE = "model"
@@ -79,7 +82,7 @@ class RecurrentModel:
 
     params: ConfigTable
     linear_layers: tuple[int, ...]
-    num_layers: int
+    num_layers: Annotated[int, Field(ge=1, le=LAYERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class RecurrentBackendSpec:
     params_model: type[ConfigTable]
     state_layout: Callable[[Any], StateLayout]
     matches_hf_config: Callable[[Mapping[str, Any]], RecurrentModel | None]
-    kernel_chunk: int = 1
+    kernel_chunk: PositiveInt = 1
     kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
@@ -120,15 +123,27 @@ def choose_backend(
 ) -> tuple[RecurrentBackendSpec, RecurrentModel] | None:
     """The one backend that knows the model with this ``config.json``, and what it says of it.
 
-    ``None`` when none does. Raises ConfigError when two do: backends are exclusive.
+    ``None`` when none does. Raises ConfigError when two do: backends are exclusive; PluginError
+    when none does and one fails.
     """
-    matches = [(spec, model) for spec in specs if (model := spec.matches_hf_config(hf_config))]
+    matches: list[tuple[RecurrentBackendSpec, RecurrentModel]] = []
+    faults: list[PluginError] = []
+    for spec in specs:
+        key, ask = f"recurrent backend {spec.name!r}", spec.matches_hf_config
+        try:
+            model = call_factory(key, "matches_hf_config", RecurrentModel | None, ask, hf_config)
+        except PluginError as error:
+            faults.append(error)
+        else:
+            matches += [] if model is None else [(spec, model)]
     if len(matches) > 1:
         raise ConfigError(
             f"model: model_type = {hf_config.get('model_type')!r} is claimed by the recurrent "
             f"backends {', '.join(spec.name for spec, _ in matches)}, and exactly one may match; "
             "limit what is installed with UHRC_PLUGINS"
         )
+    if not matches and faults:
+        raise faults[0]
     return matches[0] if matches else None
 
 

@@ -7,16 +7,18 @@ the plugin's name and not where the record is used.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pluggy
 
 from uhrc_core import hookspecs
 from uhrc_core.component import ComponentSpec
-from uhrc_core.errors import PluginError
+from uhrc_core.config import CORE_TABLES
+from uhrc_core.errors import ConfigError, PluginError, UHRCError
+from uhrc_core.guard import mistake_in, plugin_code
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
 from uhrc_core.policies import BUILTIN_POLICIES
@@ -24,7 +26,7 @@ from uhrc_core.recurrent import RecurrentBackendSpec, hybrid_layers
 from uhrc_core.rules import CORE_RULES, Rule
 from uhrc_core.specs import (
     CliCommandSpec,
-    ComponentParams,
+    ConfigTable,
     ConfigTableSpec,
     EvictionPolicySpec,
 )
@@ -41,6 +43,7 @@ class Registry:
 
     Attributes:
         components, backends, policies, tables, commands: by name; built-in policies included.
+        owners: which plugin brought a command.
         rules: the core's combination matrix and what plugins add to it.
     """
 
@@ -50,6 +53,7 @@ class Registry:
         self.policies = {spec.name: spec for spec in BUILTIN_POLICIES}
         self.tables: dict[str, ConfigTableSpec] = {}
         self.commands: dict[str, CliCommandSpec] = {}
+        self.owners: dict[str, str] = {}
         self.rules: tuple[Rule, ...] = CORE_RULES
         self._manager = pluggy.PluginManager("uhrc")
         self._manager.add_hookspecs(hookspecs)
@@ -71,12 +75,12 @@ class Registry:
         self._check_hook_names(label, module)
         try:
             self._manager.register(module, name=label)
-        except pluggy.PluginValidationError as error:
-            raise PluginError(f"{label}: {error}; correct the hook's parameters") from error
-        try:
             self._take_over(label, module, claimed)
-        except PluginError:
-            self._manager.unregister(module)
+        except BaseException as error:
+            if self._manager.is_registered(module):
+                self._manager.unregister(module)
+            if isinstance(error, pluggy.PluginValidationError):
+                raise PluginError(f"{label}: {error}; correct the hook's parameters") from error
             raise
 
     def _take_over(self, label: str, module: ModuleType, claimed: frozenset[str]) -> None:
@@ -88,6 +92,9 @@ class Registry:
         rules = self._records(label, "uhrc_combination_rules", Rule)
         for spec in components:
             _check_component(label, spec)
+        _check_models(label, [spec.params_model for spec in (*components, *backends)])
+        _check_models(label, [spec.options_model for spec in policies])
+        _check_models(label, [spec.table_model for spec in tables])
         for record in (*components, *backends, *policies, *tables):
             if record.name not in claimed:
                 raise PluginError(
@@ -97,13 +104,14 @@ class Registry:
         _check_new(label, self.components, components)
         _check_new(label, self.backends, backends)
         _check_new(label, self.policies, policies)
-        _check_new(label, self.tables, tables)
+        _check_new(label, {**self.tables, **CORE_TABLES, "components": None}, tables)
         _check_new(label, self.commands, commands)
         self.components |= {spec.name: spec for spec in components}
         self.backends |= {spec.name: spec for spec in backends}
         self.policies |= {spec.name: spec for spec in policies}
         self.tables |= {spec.name: spec for spec in tables}
         self.commands |= {spec.name: spec for spec in commands}
+        self.owners |= {spec.name: label for spec in commands}
         self.rules += tuple(rules)
 
     @property
@@ -124,45 +132,46 @@ class Registry:
     def layer_kinds(self, hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
         """The layers of a model, or ``None`` when no loaded plugin knows it.
 
+        A plugin that fails at a model which another one knows is passed over.
+
         Raises:
-            ConfigError: two recurrent backends claim it, or its attention layers are unknown.
-            PluginError: two plugins answer, or one raises.
+            ConfigError: two recurrent backends claim it, or its config holds an impossible value.
+            PluginError: two plugins answer, or none does and one raises.
         """
-        hybrid = hybrid_layers(hf_config, tuple(self.backends.values()))
-        if hybrid is not None:
-            return hybrid
-        answers = {
-            label: answer
-            for label, answer in self._call("uhrc_layer_kinds", hf_config)
-            if answer is not None
-        }
+        faults: list[UHRCError] = []
+        try:
+            if hybrid := hybrid_layers(hf_config, tuple(self.backends.values())):
+                return hybrid
+        except PluginError as error:
+            faults.append(error)
+        answers: dict[str, tuple[LayerKind, ...]] = {}
+        for impl in self._implementations("uhrc_layer_kinds"):
+            try:
+                answer = _answer(impl, "uhrc_layer_kinds", LayerKind, hf_config)
+            except UHRCError as error:
+                faults.append(error)
+            else:
+                answers |= {} if answer is None else {impl.plugin_name: tuple(answer)}
         if len(answers) > 1:
             raise PluginError(
                 f"the model is claimed by {' and '.join(answers)}; limit the plugins with "
                 "UHRC_PLUGINS, or uninstall one"
             )
-        for label, answer in answers.items():
-            return tuple(_checked(label, "uhrc_layer_kinds", LayerKind, answer))
-        return None
+        if not answers and faults:
+            raise min(faults, key=lambda fault: isinstance(fault, PluginError))
+        return next(iter(answers.values()), None)
 
     def _records(self, label: str, hook: str, kind: type[Record]) -> Sequence[Record]:
         return [
             record
-            for owner, answer in self._call(hook)
-            if owner == label
-            for record in _checked(label, hook, kind, answer)
+            for impl in self._implementations(hook)
+            if impl.plugin_name == label
+            for record in _answer(impl, hook, kind) or ()
         ]
 
-    def _call(self, hook: str, *args: object) -> Iterator[tuple[str, Any]]:
-        """Each plugin's answer, in order of registration (pluggy's own order is the reverse)."""
-        for impl in vars(self._manager.hook)[hook].get_hookimpls():
-            try:
-                yield impl.plugin_name, impl.function(*args[: len(impl.argnames)])
-            except Exception as error:
-                raise PluginError(
-                    f"{impl.plugin_name}: {hook} raised {type(error).__name__}: {error}; hooks "
-                    "only declare: report this to the plugin's author"
-                ) from error
+    def _implementations(self, hook: str) -> Sequence[pluggy.HookImpl]:
+        """In order of registration (pluggy's own order is the reverse)."""
+        return vars(self._manager.hook)[hook].get_hookimpls()
 
     def _check_hook_names(self, label: str, module: ModuleType) -> None:
         known = [name for name in vars(hookspecs) if name.startswith("uhrc_")]
@@ -180,17 +189,39 @@ class Registry:
                 )
 
 
-def _checked(label: str, hook: str, kind: type[Record], answer: object) -> Sequence[Record]:
-    if isinstance(answer, list | tuple) and all(isinstance(item, kind) for item in answer):  # pyright: ignore[reportUnknownVariableType]
-        return answer  # pyright: ignore[reportUnknownVariableType]
-    raise PluginError(f"{label}: {hook} must return a list of {kind.__name__}, got {answer!r}")
+def _answer(
+    impl: pluggy.HookImpl, hook: str, kind: type[Record], *args: object
+) -> Sequence[Record] | None:
+    """One plugin's records, each checked in all its fields; ``None`` is an answer about ``args``.
+
+    So is a ConfigError; what else it raises is the plugin's fault.
+    """
+    advice = "; hooks only declare: report this to the plugin's author"
+    passes = (ConfigError,) if args else ()
+    with plugin_code(f"{impl.plugin_name}: {hook} raised", advice, passes):
+        answer: Any = impl.function(*args[: len(impl.argnames)])
+        if answer is None and args:
+            return None
+        mistake = _mistake(answer, kind)
+    if mistake:
+        raise PluginError(f"{impl.plugin_name}: {hook} {mistake}")
+    return answer
+
+
+def _mistake(answer: object, kind: type[Any]) -> str | None:
+    records = cast("Sequence[object]", answer) if isinstance(answer, list | tuple) else [answer]
+    if records is not answer or not all(isinstance(each, kind) for each in records):
+        return f"must return a list of {kind.__name__}, got {answer!r}"
+    found = (mistake_in(record, kind) for record in records)
+    return next((f"returned a wrong {kind.__name__}: {each}" for each in found if each), None)
 
 
 def _check_component(label: str, spec: ComponentSpec) -> None:
-    if not issubclass(spec.params_model, ComponentParams):
+    size_key = getattr(spec.params_model, "size_key", None)
+    if size_key not in spec.params_model.model_fields:
         raise PluginError(
-            f"{label}: params_model of component {spec.name!r} is {spec.params_model.__name__}, "
-            "which must derive from uhrc_core.specs.ComponentParams"
+            f"{label}: {spec.params_model.__name__}.size_key = {size_key!r}, which is no key of "
+            f"[components.{spec.name}]; name the one that sets the pool's size"
         )
     expected = EVICTION_PRIORITY[spec.kind]
     if spec.eviction_priority != expected:
@@ -198,6 +229,14 @@ def _check_component(label: str, spec: ComponentSpec) -> None:
             f"{label}: component {spec.name!r} has eviction_priority {spec.eviction_priority}, but "
             f"{spec.kind.name} needs {expected} (FULL 2 > SWA 1 > RECURRENT 0)"
         )
+
+
+def _check_models(label: str, models: Iterable[type[ConfigTable]]) -> None:
+    """A type that JSON Schema cannot say would break `uhrc schema` for everyone."""
+    for model in models:
+        with plugin_code(f"{label}: the JSON Schema of {model.__name__} raised"):
+            model.model_rebuild()
+            model.model_json_schema()
 
 
 def _check_new(label: str, known: Mapping[str, object], records: Iterable[Named]) -> None:

@@ -10,18 +10,22 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import InstanceOf
+
 from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
-from uhrc_core.loading import TableReader, policy_options
+from uhrc_core.eviction import EvictionPolicy
+from uhrc_core.guard import call_factory
+from uhrc_core.loading import TableReader, at_key, policy_options, suggestion
 from uhrc_core.model_layers import read_model_layers
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
-from uhrc_core.plugins import PluginCatalog, installed_plugins
+from uhrc_core.plugins import PluginCatalog, installed_plugins, join_faults
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.registry import Registry
-from uhrc_core.resolved import ResolvedComponent, ResolvedConfig, call_factory
+from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.rules import PAGED, UNIFIED, violations
 from uhrc_core.sizing import PoolSizing
 from uhrc_core.specs import ComponentParams
@@ -87,13 +91,18 @@ class _Resolver:
         return ResolvedConfig(self.config.model_copy(update={"components": settled}), parts)
 
     def _registry(self) -> Registry:
+        """The plugins that the config names; `_parts` reports names that no plugin has."""
         policy = self.config.cache.eviction_policy
         builtin = [spec.name for spec in BUILTIN_POLICIES]
-        backends = [table.backend_name for table in self.config.components.values()]
-        named = [*self.config.components, *filter(None, backends)]
-        if policy not in builtin and policy in self.catalog.names:
-            named.append(policy)
-        registry = self.catalog.load(named)
+        keys = {} if policy in builtin else {policy: "cache.eviction_policy"}
+        for name, table in self.config.components.items():
+            if backend := _backend_name(name, table):
+                keys[backend] = f"components.{name}.backend"
+        keys = {name: key for name, key in keys.items() if name in self.catalog.names}
+        keys |= {name: f"components.{name}" for name in self.config.components}
+        registry, broken = self.catalog.load_each(keys)
+        if broken:
+            raise join_faults(at_key(keys[name], error) for name, error in broken.items())
         if foreign := self.config.components.keys() - registry.components.keys():
             raise ConfigError([f"components.{name}: no such component" for name in sorted(foreign)])
         return registry
@@ -129,7 +138,14 @@ class _Resolver:
         for name, table in tables.items():
             own = [layer for layer in layers if layer.component is registry.components[name].kind]
             try:
-                settled[name] = call_factory(name, "settled", table.settled, self.config, own)
+                settled[name] = call_factory(
+                    f"components.{name}",
+                    "settled",
+                    InstanceOf[ComponentParams],
+                    table.settled,
+                    self.config,
+                    own,
+                )
             except ConfigError as error:
                 self.problems += [f"components.{name}.{line}" for line in error.problems]
                 settled[name] = table
@@ -150,7 +166,13 @@ class _Resolver:
         parts: list[ResolvedComponent] = []
         for name, params in tables.items():
             spec = registry.components[name]
-            victim_order = call_factory(name, "make_policy", policy.make_policy, options)
+            victim_order = call_factory(
+                f"cache.eviction_policy = {policy.name!r}",
+                "make_policy",
+                EvictionPolicy,
+                policy.make_policy,
+                options,
+            )
             backend = self._backend(name, params, registry)
             context = ComponentContext(cache.page_size, cache.dp_size, victim_order, backend)
             own = tuple(layer for layer in layers if layer.component is spec.kind)
@@ -160,11 +182,12 @@ class _Resolver:
     def _backend(
         self, name: str, params: ComponentParams, registry: Registry
     ) -> RecurrentBackendSpec | None:
-        wanted = params.backend_name
+        wanted = _backend_name(name, params)
         if wanted is not None and wanted not in registry.backends:
-            known = ", ".join(sorted(registry.backends)) or "none"
+            everything, _ = self.catalog.load_each(self.catalog.names)
+            hint = suggestion(wanted, everything.backends)
             self.problems.append(
-                f"components.{name}.backend = {wanted!r}: no recurrent backend; loaded are: {known}"
+                f"components.{name}.backend = {wanted!r}: no recurrent backend; {hint}"
             )
         return None if wanted is None else registry.backends.get(wanted)
 
@@ -210,6 +233,17 @@ class _Resolver:
             features.add(UNIFIED)
         for spec in specs:
             table = tables[spec.name]
-            own = call_factory(spec.name, "features", table.features, cache.page_size)
+            own = call_factory(
+                f"components.{spec.name}",
+                "features",
+                frozenset[str],
+                table.features,
+                cache.page_size,
+            )
             features |= {spec.kind.name.lower(), *own}
         return frozenset(features)
+
+
+def _backend_name(name: str, table: ComponentParams) -> str | None:
+    key = f"components.{name}"
+    return call_factory(key, "backend_name", str | None, lambda: table.backend_name)

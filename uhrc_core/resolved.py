@@ -1,13 +1,11 @@
-"""A configuration with nothing left open, and the way a plugin's factories are called with it."""
+"""A configuration with nothing left open."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
-from uhrc_core.errors import PluginError, UHRCError
 from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.specs import ComponentParams
 
@@ -28,6 +26,11 @@ class ResolvedComponent:
     layers: tuple[LayerKind, ...]
     pool: PoolPlan | None
 
+    @property
+    def key(self) -> str:
+        """Its table in the config."""
+        return f"components.{self.spec.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
@@ -40,16 +43,3 @@ class ResolvedConfig:
 
     config: Config
     components: tuple[ResolvedComponent, ...]
-
-
-def call_factory(component: str, factory: str, function: Any, *args: Any, **options: Any) -> Any:
-    """Call a plugin's factory; what it raises unexpectedly becomes a `PluginError`."""
-    try:
-        return function(*args, **options)
-    except UHRCError:
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"components.{component}: {factory} raised {type(error).__name__}: {error}; report "
-            "this to the plugin's author"
-        ) from error

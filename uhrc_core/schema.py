@@ -31,5 +31,11 @@ def config_schema(registry: Registry) -> dict[str, Any]:
 
 
 def _optional(tables: dict[str, Any]) -> dict[str, Any]:
-    """Fields for tables that may be left out; the default is not part of the schema."""
-    return {name: (model, Field(default_factory=dict)) for name, model in tables.items()}
+    """Fields for tables that may be left out; the default is not part of the schema.
+
+    A table may have any name, a field may not: so the name is the field's alias.
+    """
+    return {
+        f"table_{index}": (model, Field(default_factory=dict, alias=name))
+        for index, (name, model) in enumerate(tables.items())
+    }

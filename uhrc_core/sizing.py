@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field, InstanceOf
 
 from uhrc_core.config import CacheConfig
 from uhrc_core.errors import ConfigError
+from uhrc_core.guard import call_factory
 from uhrc_core.plan import PoolPlan
-from uhrc_core.resolved import ResolvedComponent, call_factory
-from uhrc_core.specs import INDEX_MAX, ComponentParams
+from uhrc_core.resolved import ResolvedComponent
+from uhrc_core.specs import INDEX_MAX, ComponentParams, PositiveInt
+
+_Units = Annotated[int, Field(ge=0)]
 
 
 class PoolSizing:
@@ -35,12 +41,15 @@ class PoolSizing:
 
         Incomplete when it notes ``problems``.
         """
-        unsized = [part for part in parts if part.params.num_units is None]
-        planned = {part.spec.name: self._checked(part) for part in parts if part not in unsized}
+        sizes = [(part, _num_units(part)) for part in parts]
+        planned = {
+            part.spec.name: self._checked(part, size) for part, size in sizes if size is not None
+        }
+        unsized = [part for part, size in sizes if size is None]
         for part in unsized:
             if self._hbm_bytes is None or not part.layers or len(unsized) > 1:
                 self.problems.append(
-                    f"components.{part.spec.name}.{part.params.size_key}: not set; set it, or set "
+                    f"{part.key}.{part.params.size_key}: not set; set it, or set "
                     "memory.hbm_bytes and model.hf_config to have one pool sized"
                 )
             else:
@@ -65,19 +74,18 @@ class PoolSizing:
         if num_units < num_min:
             self.problems.append(
                 f"memory.hbm_bytes = {self._hbm_bytes}: leaves {num_bytes} bytes for "
-                f"components.{part.spec.name}, where one request of cache.max_context_len = "
+                f"{part.key}, where one request of cache.max_context_len = "
                 f"{self._cache.max_context_len} tokens needs {bytes_min}; raise it, or lower "
                 "cache.max_context_len"
             )
             return part
         return self._with_num_units(part, min(num_units, INDEX_MAX // self._cache.dp_size))
 
-    def _checked(self, part: ResolvedComponent) -> ResolvedComponent:
+    def _checked(self, part: ResolvedComponent, num_units: int) -> ResolvedComponent:
         """The part planned, after checking the size that its table gives."""
-        cache, num_units = self._cache, part.params.num_units
-        assert num_units is not None
-        key = f"components.{part.spec.name}.{part.params.size_key} = {num_units}"
-        whole = self._resized(part, num_units).num_units
+        cache = self._cache
+        key = f"{part.key}.{part.params.size_key} = {num_units}"
+        whole = _num_units(replace(part, params=self._resized(part, num_units)))
         num_min = self._num_units_min(part)
         if whole != num_units:
             self.problems.append(
@@ -102,7 +110,8 @@ class PoolSizing:
     def _resized(self, part: ResolvedComponent, num_units: int) -> ComponentParams:
         resize = part.params.with_num_units
         page_size = self._cache.page_size
-        return call_factory(part.spec.name, "with_num_units", resize, num_units, page_size)
+        params = InstanceOf[ComponentParams]
+        return call_factory(part.key, "with_num_units", params, resize, num_units, page_size)
 
     def _planned(self, part: ResolvedComponent) -> ResolvedComponent:
         if not part.layers:
@@ -110,10 +119,16 @@ class PoolSizing:
         spec = part.spec
         try:
             pool: PoolPlan = call_factory(
-                spec.name, "plan_pool", spec.plan_pool, part.params, part.context, part.layers
+                part.key,
+                "plan_pool",
+                PoolPlan,
+                spec.plan_pool,
+                part.params,
+                part.context,
+                part.layers,
             )
         except ConfigError as error:
-            self.problems += [f"components.{spec.name}: {line}" for line in error.problems]
+            self.problems += [f"{part.key}: {line}" for line in error.problems]
             return part
         return replace(part, pool=pool)
 
@@ -124,5 +139,9 @@ class PoolSizing:
     def _num_units_min(self, part: ResolvedComponent) -> int:
         cache, least = self._cache, part.params.num_units_min
         return call_factory(
-            part.spec.name, "num_units_min", least, cache.page_size, cache.max_context_len
+            part.key, "num_units_min", PositiveInt, least, cache.page_size, cache.max_context_len
         )
+
+
+def _num_units(part: ResolvedComponent) -> int | None:
+    return call_factory(part.key, "num_units", _Units | None, lambda: part.params.num_units)

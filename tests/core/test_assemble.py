@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -47,6 +48,15 @@ def uhrc_layer_kinds(hf_config):
         return None
     full = LayerKind(ComponentType.FULL, {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32})
     return [full, LayerKind(ComponentType.RECURRENT, {}, "kda")]
+"""
+
+
+MAMBA = """
+from uhrc_core.recurrent import RecurrentBackendSpec
+
+@hookimpl
+def uhrc_recurrent_backends():
+    return [RecurrentBackendSpec("mamba", NoOptions, print, lambda hf_config: None)]
 """
 
 
@@ -186,6 +196,43 @@ def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     (problem,) = problems(config(model={"hf_config": str(tmp_path / "list.json")}))
     assert problem.endswith("list.json': holds no JSON object")
+
+
+def test_a_model_with_a_size_that_is_none_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, "num_key_value_heads": 0}))
+    assert problems(config(model={"hf_config": str(file)})) == (
+        "model.hf_config: num_key_value_heads = 0: must be an integer from 1 to 2147483647",
+    )
+    file.write_text("[" * 100_000)
+    (problem,) = problems(config(model={"hf_config": str(file)}))
+    assert problem.startswith(f"model.hf_config = '{file}': cannot be read as JSON: ")
+
+
+def recurrent(**changes: Any) -> dict[str, Any]:
+    table = {"backend": "kda", "enable_extra_buffer": True, "num_slots": 20}
+    return {"full": {"num_tokens": 4096}, "recurrent": {**table, **changes}}
+
+
+def test_a_backend_that_is_not_there_lists_those_that_are(site: FakeSite) -> None:
+    site.install("uhrc-mamba", {"mamba": "mamba_module"}, MAMBA)
+    assert problems(config(components=recurrent(backend="x"))) == (
+        "components.recurrent.backend = 'x': no recurrent backend; it can be gdn, gla, kda, mamba",
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "shown"),
+    [
+        ({}, "track_interval = 250, from scheduler.chunked_prefill_size"),
+        ({"track_interval": 250}, "track_interval = 250"),
+    ],
+)
+def test_a_track_interval_off_the_pages_is_named(table: dict[str, Any], shown: str) -> None:
+    source = config(components=recurrent(**table), scheduler={"chunked_prefill_size": 250})
+    assert problems(source)[0] == (
+        f"components.recurrent.{shown}: not whole pages of cache.page_size = 16; set a multiple"
+    )
 
 
 def test_components_and_layers_must_match(site: FakeSite) -> None:
@@ -373,8 +420,77 @@ def test_a_component_factory_that_returns_something_else(site: FakeSite) -> None
     with pytest.raises(PluginError) as caught:
         build_kv_cache(odd_config())
     assert str(caught.value) == (
-        "components.odd: make_component returned 7, which is no TreeComponent of kind FULL; "
+        "components.odd: make_component returned 7: input should be an instance of TreeComponent; "
         + FACTORY_ERROR
+    )
+
+
+RETURNS = {
+    "features": ("None", "None: input should be a valid frozenset"),
+    "num_units_min": ("None", "None: input should be a valid integer"),
+    "with_num_units": ("None", "None: input should be an instance of ComponentParams"),
+    "settled": ("7", "7: input should be an instance of ComponentParams"),
+    "num_units": ("property(lambda self: 'x')", "'x': input should be a valid integer"),
+    "backend_name": ("property(lambda self: 7)", "7: input should be a valid string"),
+}
+
+
+@pytest.mark.parametrize(("method", "value", "mistake"), [(k, *v) for k, v in RETURNS.items()])
+def test_a_table_whose_methods_return_something_else(
+    site: FakeSite, method: str, value: str, mistake: str
+) -> None:
+    attribute = value if value.startswith("property") else f"lambda self, *args: {value}"
+    source = f"""
+    class Odd(FakeParams):
+        {method} = {attribute}
+
+    @hookimpl
+    def uhrc_component_specs():
+        return [fake_spec("odd", params_model=Odd)]
+    """
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        resolve(odd_config())
+    assert str(caught.value) == f"components.odd: {method} returned {mistake}; {FACTORY_ERROR}"
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("'x'", "plan_pool returned 'x': input should be an instance of PoolPlan"),
+        ("PoolPlan((), 0)", "plan_pool returned num_units = 0: input should be greater than "),
+        (
+            "PoolPlan((BufferPlan('a', (-1,), 'int8'),), 5)",
+            "plan_pool returned buffers.0.shape.0 = -1: input should be greater than ",
+        ),
+        (
+            "PoolPlan((BufferPlan('a', (1,), 'nodtype'),), 5)",
+            "plan_pool raised TypeError: data type 'nodtype' not understood",
+        ),
+    ],
+)
+def test_a_plan_that_is_none_is_a_plugin_error(site: FakeSite, plan: str, message: str) -> None:
+    source = "from uhrc_core.plan import BufferPlan, PoolPlan\n"
+    source += dedent(broken_full("plan_pool", f"return {plan}"))
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        resolve(odd_config(), hf_config=LLAMA)
+    assert str(caught.value).startswith(f"components.odd: {message}")
+
+
+@pytest.mark.parametrize("made", ["None", "'lru'"])
+def test_a_policy_that_is_none_is_found_before_the_first_insert(site: FakeSite, made: str) -> None:
+    source = f"""
+    @hookimpl
+    def uhrc_eviction_policies():
+        return [EvictionPolicySpec("odd", NoOptions, lambda options: {made})]
+    """
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    with pytest.raises(PluginError) as caught:
+        resolve(config(cache={"eviction_policy": "odd"}))
+    assert str(caught.value) == (
+        f"cache.eviction_policy = 'odd': make_policy returned {made}: input should be an instance "
+        f"of EvictionPolicy; {FACTORY_ERROR}"
     )
 
 

@@ -231,6 +231,43 @@ def test_a_broken_plugin_does_not_break_the_others_commands(site: FakeSite) -> N
     assert "hello" in result.stdout and "check" in result.stdout
 
 
+BROKEN = {
+    "an exit": "@hookimpl\ndef uhrc_component_specs():\n    raise SystemExit(3)\n",
+    "an import": "raise SystemExit",
+    "no name": "@hookimpl\ndef uhrc_component_specs():\n    return [fake_spec([])]\n",
+    "no function": "@hookimpl\ndef uhrc_cli_commands():\n    return [CliCommandSpec('o', None)]\n",
+    "unknown annotation": (
+        "def odd(x: 'NotThere'):\n    pass\n"
+        "@hookimpl\ndef uhrc_cli_commands():\n    return [CliCommandSpec('odd', odd)]\n"
+    ),
+    "unknown field type": (
+        "class Odd(ConfigTable):\n    x: 'NotThere' = 1\n"
+        "@hookimpl\ndef uhrc_config_tables():\n    return [ConfigTableSpec('odd', Odd)]\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_costs_a_line_and_nobody_elses_command(
+    site: FakeSite, file: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    site.install("uhrc-odd", {"odd": "odd_module", "also_odd": "odd_module"}, source)
+    result = uhrc("check", file)
+    assert result.stdout == "ok: page_size 16, components full\n"
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "uhrc-odd 0.3.1 (odd_module)" in warning
+    assert "components" in json.loads(uhrc("schema").stdout)["properties"]
+    rows = {row["module"]: row for row in json.loads(uhrc("plugins", "--json").stdout)}
+    assert rows["odd_module"]["problem"] == warning.removeprefix("warning: ")
+
+
+def test_a_component_may_have_any_name_in_the_schema(site: FakeSite) -> None:
+    source = "@hookimpl\ndef uhrc_component_specs():\n    return [fake_spec('_model_config')]\n"
+    site.install("uhrc-odd", {"_model_config": "odd_module"}, source)
+    tables = json.loads(uhrc("schema").stdout)["$defs"]["ComponentTables"]
+    assert {"_model_config", "full"} <= set(tables["properties"])
+
+
 def test_a_plugin_cannot_replace_a_command_of_the_core(site: FakeSite, file: Path) -> None:
     site.install(
         "uhrc-hello", {"hello": "hello_module"}, COMMAND.replace('"hello", h', '"check", h')

@@ -40,6 +40,12 @@ hbm_bytes = 16_000_000_000
 hf_config = "model/config.json"
 """
 
+HOT = """
+@hookimpl
+def uhrc_eviction_policies():
+    return [EvictionPolicySpec("hot", NoOptions, print)]
+"""
+
 TOY = """
 class ToyTable(ConfigTable):
     depth: int = 3
@@ -178,9 +184,52 @@ def test_a_key_outside_any_table() -> None:
 def test_a_table_that_its_plugin_does_not_bring(site: FakeSite) -> None:
     site.install("uhrc-toy", {"toy": "toy_module"}, TOY)
     assert problems({"components": {"toy": {}}})[0] == (
-        "components.toy: the plugin 'toy' brings no component of that name"
+        "components.toy: the plugin 'toy' brings no component of that name; for the table, write "
+        "[toy]"
     )
-    assert problems({"full": {}}) == ("full: the plugin 'full' brings no table of that name",)
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "message"),
+    [
+        ("full", {}, "; for the component, write [components.full]"),
+        ("full", {"components": {"full": {"num_tokens": 64}}}, "; for the component, write "),
+        ("kda", {}, "; for the backend, write components.recurrent.backend = 'kda'"),
+        ("hot", {"cache": {"eviction_policy": "hot"}}, "; for the policy, write cache.eviction_"),
+    ],
+)
+def test_a_table_named_like_something_else_says_what_to_write(
+    site: FakeSite, name: str, beside: dict[str, Any], message: str
+) -> None:
+    site.install("uhrc-hot", {"hot": "hot_module"}, HOT)
+    (problem,) = problems({name: {"junk": 1}, **beside})
+    assert problem.startswith(f"{name}: the plugin {name!r} brings no table of that name{message}")
+
+
+def deep(opening: str, closing: str, depth: int) -> str:
+    return "cache.x=" + opening * depth + "1" + closing * depth
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cache.page_size=" + "9" * 5000, "cache.toml: not valid TOML: Exceeds the limit"),
+        (deep("[", "]", 5000), "cache.toml: not valid TOML: maximum recursion depth exceeded"),
+        (deep("{a=", "}", 5000), "cache.toml: not valid TOML: maximum recursion depth exceeded"),
+        (deep("[", "]", 40), "cache.x.0.0.0"),
+        (deep("{a=", "}", 40), "cache.x.a.a.a"),
+        ("cache.page_size=0x" + "f" * 5000, "cache.page_size: an integer of 20000 bits"),
+    ],
+    ids=["digits", "arrays", "tables", "fewer arrays", "fewer tables", "hexadecimal digits"],
+)
+def test_a_file_beyond_all_bounds_is_a_config_error(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "cache.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    assert message in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -223,6 +272,19 @@ def test_a_plugin_adds_a_table_of_its_own(site: FakeSite, tmp_path: Path) -> Non
     (table,) = load_config(path, environ={}).tables.values()
     assert table.model_dump() == {"depth": 5, "path": tmp_path / "a/b", "sizes": (4,)}
     assert problems({"toy": {"dept": 1}}) == ("toy.dept: unknown key; did you mean depth?",)
+
+
+def test_a_value_of_several_types_is_one_problem_with_its_key(site: FakeSite) -> None:
+    mode = 'mode: Literal["fast"] | ConfigPath | list[int] = "fast"'
+    source = "from typing import Literal\n" + TOY.replace("depth: int = 3", mode)
+    site.install("uhrc-toy", {"toy": "toy_module"}, source)
+    assert problems({"toy": {"mode": 0}}) == (
+        "toy.mode = 0: input should be 'fast', or input should be a valid string, or input should "
+        "be a valid array",
+    )
+    assert problems({"toy": {"mode": [1, "x"]}})[-1] == (
+        "toy.mode.1 = 'x': input should be a valid integer"
+    )
 
 
 def test_a_table_is_read_back_by_its_model() -> None:
@@ -278,6 +340,19 @@ def test_a_malformed_override_says_its_form(override: str) -> None:
     assert problems({}, override) == (
         f"--set {override}: must be TABLE.KEY=VALUE, as in cache.page_size=256",
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cache.page_size=" + "9" * 5000, "cache.page_size = '9999"),
+        ("cache.page_size=" + "[" * 5000, "cache.page_size = '[[[["),
+        ("cache.eviction_options" + ".a" * 2000 + "=1", "cache.eviction_options.a.a.a"),
+    ],
+    ids=["digits", "arrays", "tables"],
+)
+def test_an_override_beyond_all_bounds_is_a_config_error(override: str, message: str) -> None:
+    assert problems({}, override)[0].startswith(message)
 
 
 def test_an_override_cannot_reach_into_a_value() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from uhrc_core.errors import ConfigError
 from uhrc_core.node import ComponentType
 from uhrc_full.model_layers import attention_of, full_layers
 from uhrc_full.plugin import uhrc_component_specs
@@ -90,13 +91,39 @@ def test_a_switched_off_window_is_full_attention(extra: dict[str, Any]) -> None:
         {},
         {"model_type": "rwkv"},
         {"num_hidden_layers": 3},
-        {**GQA, "num_hidden_layers": "three"},
-        {**GQA, "hidden_size": -576},
         {**GQA, "kv_lora_rank": 512},
     ],
 )
 def test_what_is_no_attention_model_is_not_claimed(config: dict[str, Any]) -> None:
     assert full_layers(config) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, "9", 1.5, True, [9], 2**31])
+@pytest.mark.parametrize(
+    "key",
+    ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"],
+)
+def test_a_size_that_is_none_is_no_absent_size(key: str, value: Any) -> None:
+    largest = 4096 if key == "num_hidden_layers" else 2**31 - 1
+    with pytest.raises(ConfigError) as caught:
+        full_layers({**GQA, key: value})
+    assert str(caught.value) == (
+        f"model.hf_config: {key} = {value!r}: must be an integer from 1 to {largest}"
+    )
+
+
+def test_a_size_that_is_null_is_absent() -> None:
+    assert full_layers({**GQA, "head_dim": None, "kv_lora_rank": None}) == full_layers(GQA)
+
+
+def test_a_head_has_a_dimension() -> None:
+    with pytest.raises(ConfigError, match="hidden_size = 8: less than num_attention_heads = 9"):
+        full_layers({**GQA, "hidden_size": 8})
+
+
+def test_layer_types_are_names() -> None:
+    with pytest.raises(ConfigError, match="layer_types = 3: must be a list of names"):
+        full_layers({**GQA, "layer_types": 3})
 
 
 def test_the_declared_kernels_are_the_registered_ones() -> None:

@@ -127,8 +127,8 @@ def test_a_named_plugin_that_does_not_import_names_everything(site: FakeSite) ->
     site.install("uhrc-bomb", {"bomb": "bomb_module"}, "import not_there_at_all")
     assert load_error("bomb") == (
         "plugin 'bomb' of uhrc-bomb 0.3.1 (bomb_module) does not import: ModuleNotFoundError: No "
-        "module named 'not_there_at_all'. Upgrade or reinstall uhrc-bomb, or take 'bomb' out of "
-        "the config"
+        "module named 'not_there_at_all'. Upgrade or reinstall uhrc-bomb, or take it out of the "
+        "config"
     )
 
 
@@ -214,10 +214,101 @@ BROKEN = {
     ),
     "params model": (
         declares("uhrc_component_specs", "[fake_spec('bad', params_model=NoOptions)]"),
-        "uhrc-bad 0.3.1 (bad_module): params_model of component 'bad' is NoOptions, which must "
-        "derive from uhrc_core.specs.ComponentParams",
+        "uhrc-bad 0.3.1 (bad_module): uhrc_component_specs returned a wrong ComponentSpec: "
+        "params_model = <class 'uhrc_core.specs.NoOptions'>: input should be a subclass of "
+        "ComponentParams",
+    ),
+    "size key": (
+        "class Odd(FakeParams):\n    size_key = 'num_slot'\n\n"
+        + declares("uhrc_component_specs", "[fake_spec('bad', params_model=Odd)]"),
+        "uhrc-bad 0.3.1 (bad_module): Odd.size_key = 'num_slot', which is no key of "
+        "[components.bad]; name the one that sets the pool's size",
+    ),
+    "exit": (
+        "@hookimpl\ndef uhrc_component_specs():\n    raise SystemExit(3)\n",
+        "uhrc-bad 0.3.1 (bad_module): uhrc_component_specs raised SystemExit: 3; hooks only "
+        "declare: report this to the plugin's author",
+    ),
+    "a record that cannot be printed": (
+        "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no')\n\n"
+        + declares("uhrc_component_specs", "[Odd()]"),
+        "uhrc-bad 0.3.1 (bad_module): uhrc_component_specs raised RuntimeError: no; hooks only "
+        "declare: report this to the plugin's author",
+    ),
+    "an api version that cannot be compared": (
+        "class Odd:\n    def __eq__(self, other):\n        raise RuntimeError('no')\n\n"
+        "UHRC_API = Odd()\n",
+        "plugin 'bad' of uhrc-bad 0.3.1 (bad_module) raised RuntimeError: no; report this to the "
+        "plugin's author",
     ),
 }
+
+WRONG_FIELDS = {
+    "replace(fake_spec('bad'), kind=7)": "kind = 7: input should be an instance of ComponentType",
+    "replace(fake_spec('bad'), kind=0)": "kind = 0: input should be an instance of ComponentType",
+    "fake_spec([])": "name = []: input should be a valid string",
+    "fake_spec('bad', params_model=None)": "params_model = None: input should be a subclass of ",
+    "fake_spec('bad', make_component=5)": "make_component = 5: input should be callable",
+    "fake_spec('bad', kernels=None)": "kernels = None: input should be a valid dictionary",
+    "fake_spec('bad', kernels={'k': 'xla'})": "kernels.k = 'xla': input should be a valid tuple",
+    "EvictionPolicySpec('bad', None, print)": "options_model = None: input should be a subclass ",
+    "EvictionPolicySpec('bad', dict, print)": "options_model = <class 'dict'>: input should be a ",
+    "ConfigTableSpec('bad', None)": "table_model = None: input should be a subclass of ConfigTable",
+    "ConfigTableSpec('bad', BaseModel)": "table_model = <class 'pydantic.main.BaseModel'>: input",
+    "CliCommandSpec('bad', None)": "function = None: input should be callable",
+    "CliCommandSpec(5, print)": "name = 5: input should be a valid string",
+    "Rule('x', None)": "when = None: input should be a valid frozenset",
+    "RecurrentBackendSpec('bad', NoOptions, print, print, 0)": "kernel_chunk = 0: input should be ",
+}
+
+HOOK_OF = {
+    "fake_spec": "uhrc_component_specs",
+    "replace": "uhrc_component_specs",
+    "EvictionPolicySpec": "uhrc_eviction_policies",
+    "ConfigTableSpec": "uhrc_config_tables",
+    "CliCommandSpec": "uhrc_cli_commands",
+    "Rule": "uhrc_combination_rules",
+    "RecurrentBackendSpec": "uhrc_recurrent_backends",
+}
+
+
+@pytest.mark.parametrize(("record", "message"), WRONG_FIELDS.items())
+def test_every_field_of_a_record_is_checked(site: FakeSite, record: str, message: str) -> None:
+    hook = HOOK_OF[record.partition("(")[0]]
+    source = (
+        "from uhrc_core.recurrent import RecurrentBackendSpec\nfrom uhrc_core.rules import Rule"
+    )
+    source += "\nfrom dataclasses import replace\nfrom pydantic import BaseModel\n"
+    source += declares(hook, f"[{record}]")
+    site.install("uhrc-bad", {"bad": "bad_module"}, source)
+    assert load_error("bad").startswith(f"uhrc-bad 0.3.1 (bad_module): {hook} returned a wrong ")
+    assert message in load_error("bad")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "fake_spec('bad', params_model=Odd)",
+        "ConfigTableSpec('bad', Odd)",
+        "EvictionPolicySpec('bad', Odd, print)",
+    ],
+)
+def test_a_table_of_unknown_types_is_refused(site: FakeSite, record: str) -> None:
+    source = "class Odd(FakeParams):\n    odd: 'NotThere' = 1\n\n"
+    source += declares(HOOK_OF[record.partition("(")[0]], f"[{record}]")
+    site.install("uhrc-bad", {"bad": "bad_module"}, source)
+    message = "uhrc-bad 0.3.1 (bad_module): the JSON Schema of Odd raised PydanticUndefinedAnnotat"
+    assert load_error("bad").startswith(message)
+    assert len(load_error("bad").splitlines()) == 1
+
+
+def test_a_plugin_cannot_replace_a_table_of_the_core(site: FakeSite) -> None:
+    source = declares("uhrc_config_tables", "[ConfigTableSpec('cache', NoOptions)]")
+    site.install("uhrc-bad", {"cache": "bad_module"}, source)
+    assert load_error("cache") == (
+        "uhrc-bad 0.3.1 (bad_module) declares ConfigTableSpec 'cache', which exists already; "
+        "rename it"
+    )
 
 
 @pytest.mark.parametrize(("source", "message"), BROKEN.values(), ids=BROKEN)
@@ -256,6 +347,47 @@ def test_two_plugins_that_know_one_model_are_named(site: FakeSite) -> None:
         "the model is claimed by uhrc-one 0.3.1 (one_module) and uhrc-two 0.3.1 (two_module); "
         "limit the plugins with UHRC_PLUGINS, or uninstall one"
     )
+
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "hidden_size": 256,
+}
+
+FAILS_AT_MODELS = {
+    "a hook that raises": "@hookimpl\ndef uhrc_layer_kinds(hf_config):\n    raise SystemExit(3)\n",
+    "a hook that returns no layers": (
+        "from uhrc_core.plan import LayerKind\n"
+        "@hookimpl\ndef uhrc_layer_kinds(hf_config):\n    return [LayerKind(7, {})]\n"
+    ),
+    "a backend that raises": (
+        "from uhrc_core.recurrent import RecurrentBackendSpec\n"
+        "def broken(hf_config):\n    raise KeyError('no')\n"
+        + declares(
+            "uhrc_recurrent_backends", "[RecurrentBackendSpec('odd', NoOptions, print, broken)]"
+        )
+    ),
+    "a backend that returns no model": (
+        "from uhrc_core.recurrent import RecurrentBackendSpec, RecurrentModel\n"
+        "def broken(hf_config):\n    return RecurrentModel(NoOptions(), (), 2**40)\n"
+        + declares(
+            "uhrc_recurrent_backends", "[RecurrentBackendSpec('odd', NoOptions, print, broken)]"
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("source", FAILS_AT_MODELS.values(), ids=FAILS_AT_MODELS)
+def test_a_plugin_that_fails_at_a_model_is_no_matter_to_one_that_knows_it(
+    site: FakeSite, source: str
+) -> None:
+    site.install("uhrc-odd", {"odd": "odd_module"}, source)
+    registry = installed_plugins({}).load(["full", "odd"])
+    assert len(registry.layer_kinds(LLAMA) or ()) == 2
+    with pytest.raises(PluginError, match="odd"):
+        registry.layer_kinds({"model_type": "nobody's"})
 
 
 # -- the request path --------------------------------------------------------------------------

@@ -156,6 +156,33 @@ def test_two_backends_for_one_model_are_refused():
         choose_backend(KIMI, [KDA, KDA])
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (KIMI, "num_hidden_layers"),
+        (KIMI | {"linear_attn_config": {}}, "linear_head_dim"),
+        (LING3, "num_attention_heads"),
+        (LING3, "layer_group_size"),
+        (QWEN, "linear_num_key_heads"),
+        (QWEN, "full_attention_interval"),
+        (MINIMAX, "head_dim"),
+        (LING25, "layer_group_size"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1, "4", True, 2**40])
+def test_a_size_that_is_none_is_named(config, key, value):
+    with pytest.raises(ConfigError) as caught:
+        choose_backend(config | {key: value}, BUILTIN_BACKENDS)
+    assert str(caught.value).startswith(f"model.hf_config: {key} = {value!r}: must be an integer ")
+
+
+@pytest.mark.parametrize("config", [QWEN, MINIMAX, LING25])
+def test_the_number_of_layers_is_not_guessed(config):
+    rest = {key: value for key, value in config.items() if key != "num_hidden_layers"}
+    with pytest.raises(ConfigError, match="num_hidden_layers = None: must be an integer"):
+        choose_backend(rest, BUILTIN_BACKENDS)
+
+
 def test_state_layouts_and_their_bytes():
     def shapes(layout):
         return {b.name: (b.shape, b.dtype) for b in layout.buffers}

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from uhrc_core.cli.commands import check, describe, plugins, schema
+from uhrc_core.cli.plugin_commands import plugin_commands
 from uhrc_core.errors import PluginError
 from uhrc_core.plugins import PluginCatalog, installed_plugins
 
@@ -43,7 +44,7 @@ def _plugin_commands() -> dict[str, Callable[..., None]]:
         stderr.print(f"warning: {error}", style="yellow")
         catalog = PluginCatalog([])
     registry, broken = catalog.load_each(catalog.names)
-    for message in dict.fromkeys(map(str, broken.values())):
+    commands, faults = plugin_commands(registry)
+    for message in dict.fromkeys([*map(str, broken.values()), *faults]):
         stderr.print(f"warning: {message}", style="yellow")
-    commands = registry.commands.items()
-    return {name: spec.function for name, spec in commands if name not in CORE_COMMANDS}
+    return {name: function for name, function in commands.items() if name not in CORE_COMMANDS}

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from uhrc_core.cli.describe import description, print_description
 from uhrc_core.cli.options import fail, with_config
+from uhrc_core.cli.plugin_commands import plugin_commands
 from uhrc_core.config import Config
 from uhrc_core.errors import PluginError
 from uhrc_core.plugins import PluginCatalog, PluginEntry, installed_plugins
@@ -71,7 +72,7 @@ def _plugin_row(catalog: PluginCatalog, entry: PluginEntry) -> dict[str, Any]:
     """One module with all its names; imports it."""
     names = catalog.names_of(entry)
     registry, broken = catalog.load_each(names)
-    problems = dict.fromkeys(map(str, broken.values()))
+    problems = dict.fromkeys([*map(str, broken.values()), *plugin_commands(registry)[1]])
     return {
         "names": list(names),
         "distribution": entry.distribution,

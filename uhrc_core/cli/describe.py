@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uhrc_core.assemble import cache_class
+from uhrc_core.guard import call_factory
 from uhrc_core.node import ComponentType
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 
@@ -24,7 +25,7 @@ def description(resolved: ResolvedConfig) -> dict[str, Any]:
     parts = [_component(part) for part in resolved.components]
     known = [part["pool_bytes"] for part in parts if part["pool_bytes"] is not None]
     return {
-        "cache": config.cache.model_dump(),
+        "cache": config.cache.model_dump(mode="json"),
         "scheduler": config.scheduler.model_dump(),
         "components": parts,
         "pool_bytes": sum(known) if len(known) == len(parts) else None,
@@ -79,7 +80,7 @@ def _component(part: ResolvedComponent) -> dict[str, Any]:
         "name": part.spec.name,
         "kind": part.spec.kind.name,
         "eviction_priority": part.spec.eviction_priority,
-        "params": part.params.model_dump(mode="json"),
+        "params": call_factory(part.key, "model_dump", dict, part.params.model_dump, mode="json"),
         "num_units": part.params.num_units,
         "unit": _UNITS[part.spec.kind],
         "num_layers": len(part.layers) or None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import full_attention_layer, size_of, text_config
+from uhrc_core.hf_config import full_attention_layer, layer_types_of, num_layers_of, text_config
 from uhrc_core.plan import LayerKind
 
-#: Parts of config keys that tell of layers that are not full attention.
+#: Parts of config keys and model types that tell of layers that are not full attention.
 _OTHER_KINDS = (
     "attn_layer",
     "attn_type",
@@ -25,13 +25,16 @@ _OTHER_KINDS = (
 
 
 def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
-    """One `LayerKind` per layer of an MHA, GQA or MLA model; ``None`` for any other model."""
+    """One `LayerKind` per layer of an MHA, GQA or MLA model; ``None`` for any other model.
+
+    Raises ConfigError for such a model with a size that is none.
+    """
     config = text_config(hf_config)
-    num_layers = size_of(config, "num_hidden_layers")
-    layer = full_attention_layer(config)
-    if layer is None or not num_layers or _has_other_layers(config):
+    if _has_other_layers(config):
         return None
-    return (layer,) * num_layers
+    num_layers = num_layers_of(config, 0)
+    layer = full_attention_layer(config)
+    return None if layer is None or not num_layers else (layer,) * num_layers
 
 
 def attention_of(layer: LayerKind) -> str:
@@ -42,8 +45,9 @@ def attention_of(layer: LayerKind) -> str:
 
 
 def _has_other_layers(config: Mapping[str, Any]) -> bool:
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+    if any(kind != "full_attention" for kind in layer_types_of(config) or ()):
         return True
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         return True
-    return any(value and any(part in key for part in _OTHER_KINDS) for key, value in config.items())
+    named = [str(config.get("model_type")), *(key for key, value in config.items() if value)]
+    return any(part in name for part in _OTHER_KINDS for name in named)

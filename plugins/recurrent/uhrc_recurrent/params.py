@@ -84,11 +84,18 @@ class RecurrentParams(ComponentParams):
         if self.backend is not None and kinds and kinds != [self.backend]:
             raise ConfigError(f"backend = {self.backend!r}: the model's layers are {kinds[0]}")
         owned = config.cache.max_requests * self.request_owned_slots
-        interval = config.scheduler.chunked_prefill_size or config.cache.page_size
+        chunk, page_size = config.scheduler.chunked_prefill_size, config.cache.page_size
+        interval = self.track_interval or chunk or page_size
+        if interval % page_size and not config.cache.disable_radix_cache:
+            unset = "" if self.track_interval else ", from scheduler.chunked_prefill_size"
+            raise ConfigError(
+                f"track_interval = {interval}{unset}: not whole pages of cache.page_size = "
+                f"{page_size}; set a multiple"
+            )
         return self.model_copy(
             update={
                 "backend": self.backend or next(iter(kinds), None),
-                "track_interval": self.track_interval or interval,
+                "track_interval": interval,
                 "num_slots": self.num_slots or owned + math.ceil(owned * self.snapshot_headroom),
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.hf_config import linear_layers_of, num_layers_of, size_of, text_config
 from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
@@ -56,15 +56,16 @@ def matches_hf_config(hf_config: Mapping[str, Any]) -> RecurrentModel | None:
     if config.get("model_type", hf_config.get("model_type")) not in _MODEL_TYPES:
         return None
     params = GDNParams(
-        num_key_heads=config.get("linear_num_key_heads", 16),
-        num_value_heads=config.get("linear_num_value_heads", 32),
-        key_head_dim=config.get("linear_key_head_dim", 128),
-        value_head_dim=config.get("linear_value_head_dim", 128),
-        conv_kernel=config.get("linear_conv_kernel_dim", 4),
+        num_key_heads=size_of(config, "linear_num_key_heads", 16),
+        num_value_heads=size_of(config, "linear_num_value_heads", 32),
+        key_head_dim=size_of(config, "linear_key_head_dim", 128),
+        value_head_dim=size_of(config, "linear_value_head_dim", 128),
+        conv_kernel=size_of(config, "linear_conv_kernel_dim", 4),
     )
-    interval = config.get("full_attention_interval", 4)
-    layers = linear_layers_of(config, lambda i: (i + 1) % interval != 0)
-    return RecurrentModel(params, layers, config["num_hidden_layers"]) if layers else None
+    num_layers = num_layers_of(config)
+    interval = size_of(config, "full_attention_interval", 4)
+    layers = linear_layers_of(config, num_layers, lambda i: (i + 1) % interval != 0)
+    return RecurrentModel(params, layers, num_layers) if layers else None
 
 
 GDN = RecurrentBackendSpec(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.hf_config import linear_layers_of, num_layers_of, size_of, text_config
 from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
@@ -42,7 +42,7 @@ def matches_hf_config(hf_config: Mapping[str, Any]) -> RecurrentModel | None:
         layers = _bailing_layers(config)
     else:
         return None
-    return RecurrentModel(_params(config), layers, config["num_hidden_layers"]) if layers else None
+    return RecurrentModel(_params(config), layers, num_layers_of(config)) if layers else None
 
 
 def _is_gla_bailing(config: Mapping[str, Any]) -> bool:
@@ -51,8 +51,8 @@ def _is_gla_bailing(config: Mapping[str, Any]) -> bool:
 
 
 def _params(config: Mapping[str, Any]) -> GLAParams:
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    heads = size_of(config, "num_attention_heads")
+    head_dim = size_of(config, "head_dim", 0) or size_of(config, "hidden_size") // heads
     return GLAParams(num_heads=heads, head_dim=head_dim)
 
 
@@ -60,14 +60,14 @@ def _minimax_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """``attn_type_list`` (0 = linear) as first published, ``layer_types`` in transformers' form."""
     if types := config.get("attn_type_list"):
         return tuple(i for i, kind in enumerate(types) if kind == 0)
-    return linear_layers_of(config, lambda i: i % 2 == 1)
+    return linear_layers_of(config, num_layers_of(config), lambda i: i % 2 == 1)
 
 
 def _bailing_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The last layer of a group, and the layers after the last whole group, are attention."""
-    group = config["layer_group_size"]
-    grouped = config["num_hidden_layers"] // group * group
-    return linear_layers_of(config, lambda i: (i + 1) % group != 0 and i < grouped)
+    group, num_layers = size_of(config, "layer_group_size"), num_layers_of(config)
+    grouped = num_layers // group * group
+    return linear_layers_of(config, num_layers, lambda i: (i + 1) % group != 0 and i < grouped)
 
 
 GLA = RecurrentBackendSpec(

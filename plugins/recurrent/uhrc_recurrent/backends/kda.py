@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import linear_layers_of, text_config
+from uhrc_core.hf_config import linear_layers_of, num_layers_of, size_of, text_config
 from uhrc_core.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
@@ -60,28 +60,30 @@ def _kimi(config: Mapping[str, Any]) -> RecurrentModel:
     """The published form (1-based ids in ``linear_attn_config``) and that of transformers."""
     linear = _linear_attn(config)
     params = KDAParams(
-        num_heads=linear.get("num_heads", config.get("linear_num_heads", 32)),
-        head_dim=linear.get("head_dim", config.get("linear_head_dim", 128)),
-        conv_kernel=linear.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        num_heads=size_of(linear, "num_heads", size_of(config, "linear_num_heads", 32)),
+        head_dim=size_of(linear, "head_dim", size_of(config, "linear_head_dim", 128)),
+        conv_kernel=size_of(
+            linear, "short_conv_kernel_size", size_of(config, "linear_conv_kernel_dim", 4)
+        ),
     )
-    num_layers = config.get("num_hidden_layers", 27)
+    num_layers = num_layers_of(config, 27)
     if "kda_layers" in linear:
         layers = tuple(sorted(i - 1 for i in linear["kda_layers"]))
     else:
-        layers = linear_layers_of(config, lambda i: i == 0 or i % 4 != 0)
+        layers = linear_layers_of(config, num_layers, lambda i: i == 0 or i % 4 != 0)
     return RecurrentModel(params, layers, num_layers)
 
 
 def _ling(config: Mapping[str, Any]) -> RecurrentModel:
     # transformers writes linear_head_dim back, and head_dim then means the rotary part of MLA.
     params = KDAParams(
-        num_heads=config.get("linear_num_heads", config.get("num_attention_heads", 32)),
-        head_dim=config.get("linear_head_dim", config.get("head_dim", 128)),
-        conv_kernel=config.get("short_conv_kernel_size", 4),
+        num_heads=size_of(config, "linear_num_heads", size_of(config, "num_attention_heads", 32)),
+        head_dim=size_of(config, "linear_head_dim", size_of(config, "head_dim", 128)),
+        conv_kernel=size_of(config, "short_conv_kernel_size", 4),
     )
-    group = config.get("layer_group_size", 6)
-    layers = linear_layers_of(config, lambda i: (i + 1) % group != 0)
-    return RecurrentModel(params, layers, config.get("num_hidden_layers", 42))
+    num_layers, group = num_layers_of(config, 42), size_of(config, "layer_group_size", 6)
+    layers = linear_layers_of(config, num_layers, lambda i: (i + 1) % group != 0)
+    return RecurrentModel(params, layers, num_layers)
 
 
 KDA = RecurrentBackendSpec(
