@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -17,16 +18,20 @@ STATS = EngineStats(
     decode_steps=9,
     computed_tokens=300,
     output_tokens=6,
+    cow_clones=5,
+    slots_peak=7,
     retractions=2,
     running=0,
     waiting=0,
     compiled_programs=3,
-    cache=CacheStats(evicted=EvictResult(num_tokens_evicted=64)),
+    cache=CacheStats(evicted=EvictResult(num_tokens_evicted=64), inserted_num_snapshots=3),
 )
 
 
-def turn(number: int, cached: int, answer: tuple[int, ...] = (1, 2, 3)) -> Turn:
-    return Turn(0, number, 200, cached, answer, "text", ttft_s=0.5 + number, latency_s=2.0)
+def turn(
+    number: int, cached: int, answer: tuple[int, ...] = (1, 2, 3), right: bool | None = None
+) -> Turn:
+    return Turn(0, number, 200, cached, answer, "text", right, ttft_s=0.5 + number, latency_s=2.0)
 
 
 def test_a_summary_adds_up_the_turns() -> None:
@@ -36,6 +41,19 @@ def test_a_summary_adds_up_the_turns() -> None:
     assert (run.output_tokens_per_s, run.total_tokens_per_s) == (1.5, 101.5)
     assert (run.ttft_p50_s, run.ttft_p99_s) == (0.5, 1.5)
     assert (run.evicted_tokens, run.retractions) == (64, 2)
+
+
+def test_states_and_right_answers_are_reported_where_there_are_any() -> None:
+    talks = Talks((turn(0, 0, right=True), turn(1, 0, right=False)), wall_s=4.0)
+    run = summarize("m", "radix", talks, STATS)
+    assert (run.snapshots, run.cow_clones, run.slots_peak, run.accuracy) == (3, 5, 7, 0.5)
+    printed = _printed(Comparison((run, run), (talks, talks), [["a", "b"]]))
+    for line in ("snapshots taken", "states cloned", "slots at the peak", "50.0%"):
+        assert line in printed
+    plain = replace(STATS, slots_peak=0)
+    run = summarize("m", "radix", Talks((turn(0, 0),), wall_s=4.0), plain)
+    printed = _printed(Comparison((run,), (Talks((turn(0, 0),), 4.0),), [["a"]]))
+    assert run.accuracy is None and "states" not in printed and "right answers" not in printed
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -51,7 +69,7 @@ def _comparison(second_answer: tuple[int, ...]) -> Comparison:
         Talks((turn(0, 0), turn(1, 160, second_answer)), 4.0),
     )
     runs = tuple(summarize("m", name, t, STATS) for name, t in zip("ab", talks, strict=True))
-    return Comparison(runs, talks)
+    return Comparison(runs, talks, [["first", "second"]])
 
 
 def _printed(comparison: Comparison) -> str:

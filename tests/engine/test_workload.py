@@ -9,9 +9,11 @@ import pytest
 from tests.engine.tiny_checkpoint import EOS
 from uhrc_core.errors import ConfigError
 from uhrc_engine import Engine
+from uhrc_engine.recall.task import VOCAB_SIZE
 from uhrc_engine.tokenizer import Tokenizer
 from uhrc_engine.workload.config import Script, WorkloadTable, load_scripts
 from uhrc_engine.workload.conversation import Conversation
+from uhrc_engine.workload.dialogue import ScriptedDialogue, make_dialogues
 from uhrc_engine.workload.drive import Turn, hold_conversations
 
 ANSWER = [ord("h"), ord("i")]
@@ -106,8 +108,9 @@ def test_conversations_interleave_and_hit_what_they_said_before(
     )
     system = "words " * 20
     scripts = [Script(system=system, questions=[f"{i} {j}" for j in range(3)]) for i in range(3)]
+    dialogues = [ScriptedDialogue(tokenizer, script) for script in scripts]
     order: list[Turn] = []
-    talks = hold_conversations(engine, tokenizer, scripts, 20, order.append)
+    talks = hold_conversations(engine, dialogues, 20, order.append)
     assert [(t.conversation, t.number) for t in talks.turns] == [
         (i, j) for i in range(3) for j in range(3)
     ]
@@ -121,3 +124,34 @@ def test_conversations_interleave_and_hit_what_they_said_before(
             said = before.prompt_tokens + len(before.token_ids) - 1
             assert now.cached_tokens >= said // 16 * 16 - 16
             assert now.cached_tokens > before.prompt_tokens - 16
+
+
+def test_dialogues_of_random_tokens_share_documents_and_are_made_anew_alike() -> None:
+    table = WorkloadTable(
+        source="random_tokens",
+        turns=2,
+        documents=2,
+        dialogues_per_document=2,
+        document_tokens=50,
+        question_tokens=5,
+    )
+    dialogues, again = (make_dialogues(table, 100, None) for _ in range(2))
+    prompts = [dialogue.ask(0) for dialogue in dialogues]
+    assert prompts == [dialogue.ask(0) for dialogue in again]
+    assert [len(prompt) for prompt in prompts] == [55] * 4
+    assert prompts[0][:50] == prompts[1][:50] != prompts[2][:50]
+    assert prompts[0][50:] != prompts[1][50:]
+    assert dialogues[0].answer([7, 8]) == "7 8"
+    second = dialogues[0].ask(1)
+    assert second[:57] == [*prompts[0], 7, 8] and len(second) == 62
+    assert dialogues[0].is_right(0, [7]) is None
+
+
+def test_recall_questions_have_right_answers() -> None:
+    table = WorkloadTable(source="recall", turns=3, documents=2, document_tokens=256)
+    dialogues = make_dialogues(table, 256, None)
+    assert len(dialogues) == 6
+    prompts = [dialogue.ask(0) for dialogue in dialogues]
+    assert prompts[0][:256] == prompts[2][:256] != prompts[1][:256]
+    verdicts = [[d.is_right(0, [token]) for token in range(VOCAB_SIZE)] for d in dialogues]
+    assert all(sum(map(bool, row)) == 1 for row in verdicts)
