@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECTS := . plugins/full plugins/swa plugins/recurrent plugins/hicache_stub engine
 EDITABLE := -e ".[cli,dev]" $(foreach p,$(filter-out .,$(PROJECTS)),-e $(p))
 STAMP := $(VENV)/.installed
+# A real model, then a tiny hybrid of each recurrent backend.
+RUNS := smollm2 kda gdn gla
 
 .PHONY: setup run test test-all lint bench docs
 
@@ -25,7 +27,7 @@ $(STAMP): pyproject.toml $(wildcard plugins/*/pyproject.toml) engine/pyproject.t
 	@touch $@
 
 run: setup
-	$(BIN)/uhrc run configs/smollm2.toml
+	@for config in $(RUNS); do $(BIN)/uhrc run configs/$$config.toml || exit; done
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow"
