@@ -26,7 +26,7 @@ from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.registry import Registry
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
-from uhrc_core.rules import PAGED, UNIFIED, violations
+from uhrc_core.rules import PAGED, REUSE, UNIFIED, violations
 from uhrc_core.sizing import PoolSizing
 from uhrc_core.specs import ComponentParams
 
@@ -193,7 +193,8 @@ class _Resolver:
 
     def _check_cache(self) -> None:
         cache = self.config.cache
-        if cache.eviction_policy != "lru" and not cache.enable_unified_radix_tree:
+        plain_tree = not (cache.enable_unified_radix_tree or cache.disable_radix_cache)
+        if cache.eviction_policy != "lru" and plain_tree:
             self.problems.append(
                 f"cache.eviction_policy = {cache.eviction_policy!r}: without the unified tree it "
                 "is lru; set lru, or cache.enable_unified_radix_tree = true"
@@ -229,8 +230,10 @@ class _Resolver:
         features: set[str] = set()
         if cache.page_size > 1:
             features.add(PAGED)
-        if cache.enable_unified_radix_tree and not cache.disable_radix_cache:
+        if cache.enable_unified_radix_tree:
             features.add(UNIFIED)
+        if not cache.disable_radix_cache:
+            features.add(REUSE)
         for spec in specs:
             table = tables[spec.name]
             own = call_factory(

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 #: Every feature the core's rules speak of.
 #: Components: the tree has them.
 FULL, SWA, RECURRENT = "full", "swa", "recurrent"
-#: ``cache.enable_unified_radix_tree``, and ``cache.disable_radix_cache`` is off.
+#: ``cache.disable_radix_cache`` is off. Without reuse nothing is published, so that no rule about
+#: what a tree can hold or match applies.
+REUSE = "prefix_reuse"
+#: ``cache.enable_unified_radix_tree``.
 UNIFIED = "unified_tree"
 #: ``cache.page_size > 1``.
 PAGED = "paged"
@@ -68,9 +71,9 @@ CORE_RULES: tuple[Rule, ...] = (
     *COMPONENT_RULES,
     *(
         rule(
-            "the plain caches hold FULL data alone; set cache.enable_unified_radix_tree = true and "
-            "cache.disable_radix_cache = false",
-            when=kind,
+            "the plain tree holds FULL data alone; set cache.enable_unified_radix_tree = true, or "
+            "share nothing with cache.disable_radix_cache = true",
+            when=f"{kind} {REUSE}",
             requires=UNIFIED,
         )
         for kind in (SWA, RECURRENT)
@@ -79,13 +82,13 @@ CORE_RULES: tuple[Rule, ...] = (
         "a recurrent state exists only at the end of a forward, so with pages it must be taken at "
         "page-aligned track points; set components.recurrent.enable_extra_buffer = true, or "
         "cache.page_size = 1",
-        when=f"{RECURRENT} {PAGED}",
+        when=f"{RECURRENT} {PAGED} {REUSE}",
         requires=EXTRA_BUFFER,
     ),
     rule(
         "track slots publish whole pages, and with page_size 1 the running slot itself is "
         "published; set cache.page_size > 1, or remove enable_extra_buffer",
-        when=EXTRA_BUFFER,
+        when=f"{EXTRA_BUFFER} {REUSE}",
         requires=PAGED,
     ),
     rule(
@@ -96,7 +99,7 @@ CORE_RULES: tuple[Rule, ...] = (
     rule(
         "a snapshot off the page grid could never be matched; set "
         "components.recurrent.track_interval to a positive multiple of cache.page_size",
-        when=RECURRENT,
+        when=f"{RECURRENT} {REUSE}",
         requires=TRACK_ON_PAGES,
     ),
     rule(
@@ -107,12 +110,12 @@ CORE_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "a rejected draft token cannot be taken out of a tracked state; turn one of them off",
-        when=EXTRA_BUFFER,
+        when=f"{EXTRA_BUFFER} {REUSE}",
         forbids=SPECULATIVE,
     ),
     rule(
         "a mixed step does not end every prefill row at its track point; turn one of them off",
-        when=EXTRA_BUFFER,
+        when=f"{EXTRA_BUFFER} {REUSE}",
         forbids=MIXED_CHUNK,
     ),
 )

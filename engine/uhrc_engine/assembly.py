@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uhrc_core.assemble import build_kv_cache, make_components, make_device_pools
+from uhrc_core.assemble import build_kv_cache, make_device_pools
 from uhrc_core.base import BasePrefixCache
-from uhrc_core.baseline import ChunkCache
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.loading import load_config, parse_config
@@ -17,11 +16,11 @@ from uhrc_core.resolve import resolve
 from uhrc_core.resolved import ResolvedConfig
 from uhrc_engine.config import EngineTable
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
-from uhrc_engine.scheduler import SchedulerLimits
+from uhrc_engine.scheduler import FEATURES, SchedulerLimits
 from uhrc_engine.weights import Pretrained
 
 CHUNK_SIZE = 256
-"""Prompt tokens in a step where ``scheduler.chunked_prefill_size`` is not set."""
+"""Prompt tokens in a step where ``scheduler.chunked_prefill_size`` is not set; in whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,10 @@ class EngineParts:
 
         Both caches give out the same pool's indices: drain one engine before running the other.
         """
-        cache = self.resolved.config.cache
-        disabled = ChunkCache(
-            make_components(self.resolved),
-            page_size=cache.page_size,
-            max_requests=cache.max_requests,
-            max_context_len=cache.max_context_len,
-        )
-        return replace(self, cache=disabled)
+        config = self.resolved.config
+        cache = config.cache.model_copy(update={"disable_radix_cache": True})
+        disabled = replace(self.resolved, config=config.model_copy(update={"cache": cache}))
+        return replace(self, cache=build_kv_cache(disabled), resolved=disabled)
 
 
 def as_config(
@@ -73,10 +68,11 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
         ConfigError, PluginError: the configuration is wrong, or does not suit the model.
     """
     _check_suits(config, pretrained)
-    resolved = resolve(config, hf_config=pretrained.config)
+    config = _with_chunk_size(config)
+    resolved = resolve(config, hf_config=pretrained.config, engine_features=FEATURES)
     pools: dict[str, DevicePool] = make_device_pools(resolved)
-    table = config.table(EngineTable)
-    chunk_size = config.scheduler.chunked_prefill_size or CHUNK_SIZE
+    table, chunk_size = config.table(EngineTable), config.scheduler.chunked_prefill_size
+    assert chunk_size is not None
     runner = Runner(
         pretrained.model,
         pretrained.params,
@@ -91,6 +87,15 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
         headroom_tokens=table.headroom_tokens,
     )
     return EngineParts(runner, build_kv_cache(resolved), limits, resolved)
+
+
+def _with_chunk_size(config: Config) -> Config:
+    """The config with its chunk size settled, which `resolve` takes other defaults from."""
+    page_size = config.cache.page_size
+    default = -(-CHUNK_SIZE // page_size) * page_size
+    size = config.scheduler.chunked_prefill_size or default
+    scheduler = config.scheduler.model_copy(update={"chunked_prefill_size": size})
+    return config.model_copy(update={"scheduler": scheduler})
 
 
 def _check_suits(config: Config, pretrained: Pretrained) -> None:

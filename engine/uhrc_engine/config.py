@@ -41,7 +41,8 @@ class EngineTable(ConfigTable):
     )
     headroom_tokens: PositiveInt = Field(
         default=64,
-        description="Tokens kept back for each running request when another one is admitted.",
+        description="Tokens kept back at an admission for each running request, and for the new "
+        "one, beyond those it has.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Of the weights; the KV pool has its own setting."

@@ -30,6 +30,10 @@ from uhrc_core.scheduling import TokenNeed, admission_tokens, next_chunk_end
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import FinishReason, InvalidRequestError, LiveRequest, OutOfPagesError
 
+FEATURES: frozenset[str] = frozenset()
+"""What these steps do of the features in `uhrc_core.rules`: nothing. No token is drafted, and rows
+of prefill and decode are never mixed."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -39,7 +43,8 @@ class SchedulerLimits:
         chunk_size: prompt tokens per row of a prefill step; the grid that prompts are cut on.
         prefill_rows: requests whose prompts are computed at the same time.
         max_running: requests admitted at the same time = rows of a decode step.
-        headroom_tokens: tokens kept back per request at admission beyond those it has; >= 1.
+        headroom_tokens: tokens kept back at an admission for each running request, and for the new
+            one, beyond those it has; >= 1.
     """
 
     chunk_size: int
@@ -193,7 +198,10 @@ class Scheduler:
                 self.fail(req, self._out_of_pages(req))
 
     def _prefix_is_coming(self, req: LiveRequest, match: MatchResult) -> bool:
-        """Whether a running prefill will publish more of the request's prompt than it hits now."""
+        """Whether a running prefill will publish more of the request's prompt than it hits now.
+
+        A wait for it ends when that prefill has computed what it shares, at the latest.
+        """
         others = self._prefilling()
         if not others or match.miss_reason is MissReason.DISABLED:
             return False
@@ -201,11 +209,20 @@ class Scheduler:
         for other in others:
             if other.extra_key == req.extra_key:
                 shared = key.common_len(_prompt_key(other), 0, len(key))
-                shared -= shared % self.cache.page_size
                 # What it has computed it has published, as far as it ever will.
-                if max(match.hit_len, self.cache.request_state(other.rid).computed_len) < shared:
+                had = max(match.hit_len, self.cache.request_state(other.rid).computed_len)
+                if had < self._publishes(other, shared):
                     return True
         return False
+
+    def _publishes(self, req: LiveRequest, num_tokens: int) -> int:
+        """How many of its first tokens a request gives to others while it runs.
+
+        With recurrent layers: up to the last state that is kept, which is where a forward must end.
+        """
+        if self.cache.state_slots(req, 0, 1) is None:
+            return num_tokens - num_tokens % self.cache.page_size
+        return max(self.cache.cuts(req, 0, num_tokens + 1), default=0)
 
     def _admission_tokens(self, req: LiveRequest, hit_len: int) -> int:
         running = [

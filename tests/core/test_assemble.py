@@ -147,7 +147,21 @@ def test_the_plain_cache_holds_full_alone(site: FakeSite) -> None:
     both = {"full": {"num_tokens": 4096}, "state": {"num_slots": 4, "enable_extra_buffer": True}}
     source = config(components=both, cache={"enable_unified_radix_tree": False})
     (problem,) = problems(source)
-    assert problem.startswith("with recurrent, unified_tree is required: the plain caches hold ")
+    assert problem.startswith("with prefix_reuse + recurrent, unified_tree is required: the plain ")
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_cache_without_reuse_serves_every_component(unified: bool) -> None:
+    both = {"full": {"num_tokens": 4096}, "recurrent": {"backend": "kda"}}
+    flags = {"enable_unified_radix_tree": unified, "disable_radix_cache": True}
+    cache = build_kv_cache(config(components=both, cache=flags))
+    assert type(cache) is ChunkCache
+    assert [c.kind for c in cache.components] == [ComponentType.FULL, ComponentType.RECURRENT]
+
+
+def test_a_cache_without_reuse_evicts_nothing_so_any_policy_will_do() -> None:
+    flags = {"enable_unified_radix_tree": False, "disable_radix_cache": True}
+    assert build_kv_cache(config(cache=flags | {"eviction_policy": "lfu"}))
 
 
 # -- which components --------------------------------------------------------------------------
@@ -177,7 +191,7 @@ def test_a_hybrid_model_picks_both_of_its_components(
     site.install("uhrc-state", {"state": "state_module"}, HYBRID)
     monkeypatch.setenv("UHRC_PLUGINS", "full,state")
     found = problems(config(components={}), hf_config={"model_type": "hybrid"})
-    assert found[0].startswith("with paged + recurrent, extra_buffer is required: ")
+    assert found[0].startswith("with paged + prefix_reuse + recurrent, extra_buffer is required: ")
     assert len(found) == 1
 
 
@@ -261,8 +275,8 @@ def test_all_matrix_violations_come_at_once(site: FakeSite) -> None:
     found = problems(config(components={"state": state}))
     assert [line.split(":")[0] for line in found] == [
         "always, full is required",
-        "with paged + recurrent, extra_buffer is required",
-        "with recurrent, track_interval_on_pages is required",
+        "with paged + prefix_reuse + recurrent, extra_buffer is required",
+        "with prefix_reuse + recurrent, track_interval_on_pages is required",
         "with recurrent, one_recurrent_backend is required",
     ]
 
@@ -273,7 +287,9 @@ def test_what_the_engine_does_is_judged_too(site: FakeSite) -> None:
     source = config(components=both)
     assert [part.spec.name for part in resolve(source).components] == ["full", "state"]
     (problem,) = problems(source, engine_features=["speculative_decoding"])
-    assert problem.startswith("with extra_buffer, speculative_decoding is not possible: ")
+    assert problem.startswith(
+        "with extra_buffer + prefix_reuse, speculative_decoding is not possible: "
+    )
 
 
 # -- sizes -------------------------------------------------------------------------------------

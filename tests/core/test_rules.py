@@ -13,6 +13,7 @@ FEATURES = (
     "full",
     "swa",
     "recurrent",
+    "prefix_reuse",
     "unified_tree",
     "paged",
     "extra_buffer",
@@ -35,36 +36,36 @@ def expected(has: frozenset[str]) -> set[str]:
         wrong.add("always, full is required")
     if "swa" in has and "recurrent" in has:
         wrong.add("with swa, recurrent is not possible")
-    if "swa" in has and "unified_tree" not in has:
-        wrong.add("with swa, unified_tree is required")
+    if {"swa", "prefix_reuse"} <= has and "unified_tree" not in has:
+        wrong.add("with prefix_reuse + swa, unified_tree is required")
     return wrong
 
 
 def expected_of_recurrent(has: frozenset[str]) -> set[str]:
     wrong: set[str] = set()
-    if "recurrent" in has:
+    if "recurrent" in has and "one_recurrent_backend" not in has:
+        wrong.add("with recurrent, one_recurrent_backend is required")
+    if {"recurrent", "prefix_reuse"} <= has:
         if "unified_tree" not in has:
-            wrong.add("with recurrent, unified_tree is required")
+            wrong.add("with prefix_reuse + recurrent, unified_tree is required")
         if "paged" in has and "extra_buffer" not in has:
-            wrong.add("with paged + recurrent, extra_buffer is required")
+            wrong.add("with paged + prefix_reuse + recurrent, extra_buffer is required")
         if "track_interval_on_pages" not in has:
-            wrong.add("with recurrent, track_interval_on_pages is required")
-        if "one_recurrent_backend" not in has:
-            wrong.add("with recurrent, one_recurrent_backend is required")
+            wrong.add("with prefix_reuse + recurrent, track_interval_on_pages is required")
     return wrong
 
 
 def expected_of_extra_buffer(has: frozenset[str]) -> set[str]:
     wrong: set[str] = set()
-    if "extra_buffer" in has:
+    if "extra_buffer" in has and "recurrent" not in has:
+        wrong.add("with extra_buffer, recurrent is required")
+    if {"extra_buffer", "prefix_reuse"} <= has:
         if "paged" not in has:
-            wrong.add("with extra_buffer, paged is required")
-        if "recurrent" not in has:
-            wrong.add("with extra_buffer, recurrent is required")
+            wrong.add("with extra_buffer + prefix_reuse, paged is required")
         if "speculative_decoding" in has:
-            wrong.add("with extra_buffer, speculative_decoding is not possible")
+            wrong.add("with extra_buffer + prefix_reuse, speculative_decoding is not possible")
         if "mixed_chunked_prefill" in has:
-            wrong.add("with extra_buffer, mixed_chunked_prefill is not possible")
+            wrong.add("with extra_buffer + prefix_reuse, mixed_chunked_prefill is not possible")
     return wrong
 
 
@@ -91,7 +92,17 @@ def test_every_subset_reports_exactly_its_violations() -> None:
     ],
 )
 def test_the_components_of_the_rfc(components: str, allowed: bool) -> None:
-    assert (violations(["unified_tree", *components.split()]) == ()) is allowed
+    assert (violations(["prefix_reuse", "unified_tree", *components.split()]) == ()) is allowed
+
+
+@pytest.mark.parametrize("components", ["full", "full swa", "full recurrent one_recurrent_backend"])
+@pytest.mark.parametrize("tree", ["", "unified_tree"])
+@pytest.mark.parametrize("pages", ["", "paged", "paged extra_buffer", "extra_buffer"])
+def test_without_reuse_every_combination_of_the_rfc_may_be_run(
+    components: str, tree: str, pages: str
+) -> None:
+    if "extra_buffer" not in pages or "recurrent" in components:
+        assert violations(f"{components} {tree} {pages}".split()) == ()
 
 
 def test_every_rule_gives_its_reason_and_what_to_do() -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from tests.recurrent.fake_device import FakeDevice
+from uhrc_core.base import BasePrefixCache
+from uhrc_core.component import StateSlots
 from uhrc_core.eviction import LRU
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.tree import UnifiedRadixCache
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import LiveRequest, Request
 from uhrc_engine.scheduler import Scheduler, SchedulerLimits
 from uhrc_full.component import FullComponent
+from uhrc_recurrent.component import RecurrentComponent, TrackPlan
 
 VOCAB = 50
 
@@ -32,20 +38,33 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Sim:
-    """A scheduler, a cache, and a device that remembers which token was written at which index."""
+    """A scheduler, a cache, and a device that remembers which token was written at which index.
+
+    With a `TrackPlan` the model is a hybrid, and a slot remembers the tokens its state has seen.
+    """
 
     def __init__(
-        self, num_tokens: int = 256, page_size: int = 4, max_requests: int = 16, **limits: int
+        self,
+        num_tokens: int = 256,
+        page_size: int = 4,
+        max_requests: int = 16,
+        *,
+        plan: TrackPlan | None = None,
+        num_slots: int = 32,
+        cache_class: type[BasePrefixCache] = UnifiedRadixCache,
+        **limits: int,
     ) -> None:
         pool = PagedTokenToKVPoolAllocator(num_tokens, page_size, 1)
-        self.cache = UnifiedRadixCache(
-            [FullComponent(pool, LRU(), eviction_priority=2)],
-            page_size=page_size,
-            max_requests=max_requests,
-            max_context_len=1024,
+        components: list[Any] = [FullComponent(pool, LRU(), eviction_priority=2)]
+        if plan is not None:
+            slots = HybridReqToTokenPool(num_slots, 1)
+            components.append(RecurrentComponent(slots, LRU(), 0, plan))
+        self.cache = cache_class(
+            components, page_size=page_size, max_requests=max_requests, max_context_len=1024
         )
         limits = {"chunk_size": 8, "max_running": 4, "headroom_tokens": 4} | limits
         self.scheduler = Scheduler(self.cache, SchedulerLimits(**limits))
+        self.device = FakeDevice(self.cache)
         self.written: dict[int, int] = {}
         self.batches: list[Batch] = []
         self.done: dict[str, LiveRequest] = {}
@@ -57,14 +76,16 @@ class Sim:
     def step(self) -> Batch | None:
         """One step; what the device reads back must be the request's own tokens."""
         batch = self.scheduler.next_batch()
-        self.cache.check_invariants()
+        self.device.check()
         if batch is not None:
             self.batches.append(batch)
+            self._clone(batch)
+            self._check_slots_are_distinct(batch)
             tokens = [self._forward(row) for row in batch.rows]
             self.scheduler.dispatched(batch)
-            self.cache.check_invariants()
+            self.device.check()
             self.scheduler.commit(batch, tokens)
-            self.cache.check_invariants()
+            self.device.check()
         self.done |= {req.rid: req for req in self.scheduler.take_finished()}
         return batch
 
@@ -76,24 +97,73 @@ class Sim:
         assert not self.scheduler.has_work, "requests are left after max_steps"
         assert not self.cache.live_requests()
 
+    def _clone(self, batch: Batch) -> None:
+        for source, target in batch.clones:
+            self.device.slots[0, target] = self.device.slots[0, source]
+        self.scheduler.cloned(batch)
+        self.device.check()
+
+    def _check_slots_are_distinct(self, batch: Batch) -> None:
+        states = [row.slots for row in batch.rows if row.slots is not None]
+        written = [slot for s in states for slot in (s.running, s.track) if slot is not None]
+        assert len(written) == len(set(written)), "two rows write one slot"
+
     def _forward(self, row: BatchRow) -> int:
         for position, token in zip(range(row.start, row.stop), row.token_ids, strict=True):
             self.written[int(row.kv_indices[position])] = token
         sequence = [self.written[int(index)] for index in row.kv_indices]
         assert sequence == row.request.token_ids[: row.stop], "another sequence's KV was read"
+        if row.slots is not None:
+            self._advance_state(row, row.slots)
         return next_token(sequence)
+
+    def _advance_state(self, row: BatchRow, slots: StateSlots) -> None:
+        """A forward from position 0 starts from zeros, whatever the slot holds."""
+        states, sequence = self.device.slots, tuple(row.request.token_ids[: row.stop])
+        seen = states[0, slots.running] if row.start else ()
+        assert seen == sequence[: row.start], "another sequence's state was read"
+        states[0, slots.running] = sequence
+        if slots.track is not None:
+            states[0, slots.track] = sequence
 
     def output(self, rid: str) -> list[int]:
         return self.done[rid].output
 
     def rows_of(self, rid: str) -> list[tuple[StepKind, int, int]]:
-        return [
-            (batch.kind, row.start, row.stop)
-            for batch in self.batches
-            for row in batch.rows
-            if row.request.rid == rid
-        ]
+        return [(batch.kind, row.start, row.stop) for batch, row in self._rows(rid)]
+
+    def slots_of(self, rid: str) -> list[StateSlots | None]:
+        return [row.slots for _, row in self._rows(rid)]
+
+    def _rows(self, rid: str) -> list[tuple[Batch, BatchRow]]:
+        rows = [(batch, row) for batch in self.batches for row in batch.rows]
+        return [(batch, row) for batch, row in rows if row.request.rid == rid]
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def play_random_traffic(sim: Sim, rng: random.Random, about: str) -> None:
+    """Requests with common stems, some aborted; each must get its own text, and all must end."""
+    stems = [prompt(rng.randint(1, 24), seed=i) for i in range(3)]
+    asked: dict[str, tuple[list[int], int]] = {}
+    aborted: set[str] = set()
+    for i in range(12):
+        tokens = rng.choice(stems) + prompt(rng.randint(0, 6), seed=rng.randint(0, 3))
+        asked[f"r{i}"] = tokens, rng.randint(1, 16)
+        sim.add(f"r{i}", *asked[f"r{i}"], extra_key=rng.choice([None, "x"]))
+        for _ in range(rng.randint(0, 4)):
+            sim.step()
+        if rng.random() < 0.2:
+            rid = f"r{rng.randint(0, i)}"
+            if sim.scheduler.abort(rid):
+                aborted.add(rid)
+            sim.device.check()
+    sim.run()
+    assert sim.cache.num_receipts() == 0
+    assert sim.done.keys() == asked.keys(), about
+    for rid, (tokens, count) in asked.items():
+        whole = expected_output(tokens, count)
+        got = sim.output(rid)
+        assert got == (whole[: len(got)] if rid in aborted else whole), f"{about}, {rid}"

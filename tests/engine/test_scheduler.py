@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.engine.scheduler_sim import Sim, expected_output, prompt
+from tests.engine.scheduler_sim import Sim, expected_output, play_random_traffic, prompt
 from uhrc_core.errors import RequestTooLargeError
 from uhrc_core.key import RadixKey
 from uhrc_core.params import MatchPrefixParams
@@ -326,24 +326,4 @@ def test_random_traffic_gives_every_request_its_own_text(seed: int) -> None:
         headroom_tokens=rng.choice([1, 4, 16]),
         chunk_size=rng.choice([3, 8, 64]),
     )
-    stems = [prompt(rng.randint(1, 24), seed=i) for i in range(3)]
-    asked: dict[str, tuple[list[int], int]] = {}
-    aborted: set[str] = set()
-    for i in range(12):
-        tokens = rng.choice(stems) + prompt(rng.randint(0, 6), seed=rng.randint(0, 3))
-        asked[f"r{i}"] = tokens, rng.randint(1, 16)
-        sim.add(f"r{i}", *asked[f"r{i}"], extra_key=rng.choice([None, "x"]))
-        for _ in range(rng.randint(0, 4)):
-            sim.step()
-        if rng.random() < 0.2:
-            rid = f"r{rng.randint(0, i)}"
-            if sim.scheduler.abort(rid):
-                aborted.add(rid)
-            sim.cache.check_invariants()
-    sim.run()
-    assert sim.done.keys() == asked.keys(), f"seed {seed}"
-    for rid, (tokens, count) in asked.items():
-        whole = expected_output(tokens, count)
-        got = sim.output(rid)
-        assert got == (whole[: len(got)] if rid in aborted else whole), f"seed {seed}, {rid}"
-    assert sim.cache.num_receipts() == 0
+    play_random_traffic(sim, rng, f"seed {seed}")
