@@ -213,10 +213,11 @@ class Engine:
         return rids
 
     def _abort_all(self, rids: Iterable[str]) -> None:
-        """Abort those still in flight and forget their completions."""
-        if [rid for rid in rids if self.abort(rid)]:
-            for req in self._scheduler.take_finished():
-                del self._progress[req.rid]
+        """Abort those still in flight; forget them and those that ended without being reported."""
+        for rid in rids:
+            self.abort(rid)
+        for req in self._scheduler.take_finished():
+            del self._progress[req.rid]
 
     # -- step by step, for servers ---------------------------------------------------------------
 
@@ -346,8 +347,15 @@ class Engine:
 
 
 def _step_row(row: BatchRow) -> StepRow:
-    running, track = (None, None) if row.slots is None else row.slots[:2]
-    return StepRow(row.token_ids, row.start, row.kv_indices, running, track)
+    if row.slots is None:
+        return StepRow(row.token_ids, row.start, row.kv_indices)
+    return StepRow(
+        row.token_ids,
+        row.start,
+        row.kv_indices,
+        state_slot=row.slots.running,
+        track_slot=row.slots.track,
+    )
 
 
 def _sampling_params(request: Request) -> SamplingParams:

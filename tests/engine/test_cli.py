@@ -112,6 +112,28 @@ def test_generate_continues_the_prompt(config: str) -> None:
     assert output.strip()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--temperature", "-1"),
+        ("--temperature", "inf"),
+        ("--temperature", "nan"),
+        ("--max-new-tokens", "0"),
+        ("--seed", str(2**32)),
+    ],
+)
+def test_a_bad_option_is_refused_before_the_model_is_loaded(
+    config: str, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    monkeypatch.setattr(Engine, "from_pretrained", None)
+    for command in (["generate", config, "--prompt", "abc"], ["chat", config]):
+        code, output = uhrc(*command, option, value)
+        assert code == 2
+        assert f"Invalid value for '{option}'" in output
+
+
 def test_a_config_without_a_model_says_how_to_name_one(config: str, tmp_path: Path) -> None:
     bare = tmp_path / "bare.toml"
     bare.write_text(CONFIG.replace('model = "{model}"', ""))

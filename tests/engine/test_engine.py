@@ -170,6 +170,19 @@ def test_completions_come_in_the_order_of_the_requests(engine: Engine) -> None:
         assert 0 < completion.ttft_s <= completion.latency_s
 
 
+def test_first_logits_are_those_of_the_request_whatever_is_prefilled_beside_it(
+    pretrained: Pretrained, uncached: Engine
+) -> None:
+    two_rows = tables()
+    two_rows["engine"] |= {"prefill_rows": 2}
+    engine = Engine.from_model(pretrained, two_rows)
+    prompts = [tokens(n, seed=n) for n in (20, 200, 33, 90)]
+    together = engine.generate([Request(prompt, 3) for prompt in prompts])
+    assert engine.stats().prefill_steps < sum(-(-len(prompt) // CHUNK) for prompt in prompts)
+    for prompt, completion in zip(prompts, together, strict=True):
+        assert np.array_equal(completion.first_logits, one(uncached, prompt).first_logits)
+
+
 def test_a_stream_gives_the_same_tokens_as_generate(engine: Engine) -> None:
     requests = [Request(tokens(20, seed=i), 5, rid=f"r{i}") for i in range(2)]
     expected = {c.rid: c.token_ids for c in engine.generate(requests)}
@@ -210,6 +223,31 @@ def test_a_forward_that_fails_ends_its_requests_and_publishes_nothing(
     [completion] = engine.step().completions
     assert (completion.rid, completion.finish_reason) == (rid, FinishReason.ERROR)
     assert one(engine, tokens(100), 5).cached_tokens == 0
+
+
+@pytest.mark.parametrize("requests", [1, 4, 7])
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_after_a_forward_that_failed_the_engine_is_free_again(
+    engine: Engine, parts: EngineParts, monkeypatch: pytest.MonkeyPatch, call: str, requests: int
+) -> None:
+    """The failing step is the second: with one request it ends all, with seven some wait."""
+    step, count = parts.runner.step, iter(range(1000))
+
+    def fail_second(inputs: Any) -> jax.Array:
+        if next(count) == 1:
+            raise RuntimeError("device lost")
+        return step(inputs)
+
+    asked = [Request(tokens(30, seed=i), 5, rid=f"r{i}") for i in range(requests)]
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.runner, "step", fail_second)
+        with pytest.raises(RuntimeError, match="device lost"):
+            list(getattr(engine, call)(asked))
+    assert not engine.has_work
+    assert engine.cache.live_requests() == ()
+    engine.cache.check_invariants()
+    assert [done.rid for done in engine.generate(asked)] == [request.rid for request in asked]
+    assert len(list(engine.stream(asked))) == 5 * requests
 
 
 def test_abort_between_steps_reports_what_was_generated(engine: Engine) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.oracle import tiny
-from uhrc_engine.models.contract import StepInputs, StepRow, make_step_inputs
-from uhrc_engine.runner import Bucket, Buckets, Runner
+from uhrc_engine.models.contract import PADDING_INDEX, StepInputs, StepRow, make_step_inputs
+from uhrc_engine.runner import Bucket, Buckets, Runner, pad_inputs
 from uhrc_engine.weights import load_pretrained
 from uhrc_full.layout import plan_pool
 from uhrc_full.pool import FullKVPool
@@ -213,6 +213,19 @@ def test_a_prefill_bucket_below_64_token_rows_is_refused():
 def test_rows_that_do_not_fit_are_refused(row, message):
     with pytest.raises(ValueError, match=message):
         make_step_inputs([row], width=4, max_pages=2, page_size=4)
+
+
+def test_padding_rows_and_columns_write_no_token_and_no_state():
+    rows = [StepRow([7, 8], 0, np.arange(2), state_slot=3, track_slot=5)]
+    inputs = make_step_inputs(rows, width=2, max_pages=1, page_size=4)
+    padded = pad_inputs(inputs, Bucket(3, 4), max_pages=2)
+    np.testing.assert_array_equal(padded.state_slots, [3, PADDING_INDEX, PADDING_INDEX])
+    np.testing.assert_array_equal(padded.track_slots, [5, PADDING_INDEX, PADDING_INDEX])
+    nowhere = [PADDING_INDEX] * 4
+    np.testing.assert_array_equal(
+        padded.write_indices, [[0, 1, PADDING_INDEX, PADDING_INDEX], nowhere, nowhere]
+    )
+    assert (padded.kv_lens.tolist(), padded.q_lens.tolist()) == ([2, 0, 0], [2, 0, 0])
 
 
 def test_step_inputs_describe_the_rows():

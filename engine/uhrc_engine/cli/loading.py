@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,17 +11,37 @@ from rich.console import Console
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_engine.config import EngineTable
+from uhrc_engine.request import InvalidRequestError, Request, check_request
 
 if TYPE_CHECKING:
     from uhrc_engine.engine import Engine
     from uhrc_engine.tokenizer import Tokenizer
 
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Length of an answer, at most.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling; 1 keeps all.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the random draws.")]
-
 stderr = Console(stderr=True, highlight=False)
+
+
+def _checked(param: typer.CallbackParam, value: float) -> float:
+    """The value of the request's field of that name; refused before any model is loaded."""
+    fields: dict[str, Any] = {"max_new_tokens": 1, str(param.name): value}
+    try:
+        check_request(Request([0], **fields), vocab_size=1)
+    except InvalidRequestError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+MaxNewTokens = Annotated[
+    int, typer.Option(callback=_checked, help="Length of an answer, at most; 1 or more.")
+]
+Temperature = Annotated[
+    float, typer.Option(callback=_checked, help="0 is greedy; more is more random.")
+]
+TopP = Annotated[
+    float, typer.Option(callback=_checked, help="Nucleus sampling, in (0, 1]; 1 keeps all.")
+]
+Seed = Annotated[
+    int, typer.Option(callback=_checked, help="Of the random draws, from 0 to 2**32 - 1.")
+]
 
 
 def model_path(config: Config) -> Path:
