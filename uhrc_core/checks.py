@@ -18,7 +18,7 @@ def count(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise InvalidParamsError(f"{name}: {value!r} must be an integer >= 0")
-    return int(value)
+    return int(value)  # pyright: ignore[reportUnknownArgumentType] (numpy's width is unknown)
 
 
 def index_array(value: Any) -> IndexArray:

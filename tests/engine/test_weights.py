@@ -121,7 +121,7 @@ def test_a_wrong_tensor_is_named(folder, changes, error, message):
     [
         (
             {"architectures": ["NovelForCausalLM"], "model_type": "novel"},
-            r"architectures = \['NovelForCausalLM'\], model_type = 'novel'; there are: Deepseek",
+            r"architectures = \['NovelForCausalLM'\], model_type = 'novel'; there are: Bailing",
         ),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; supported: 'silu'"),
         ({"sliding_window": 4096}, "sliding_window = 4096 is not supported; supported: None"),
