@@ -63,7 +63,7 @@ class SigmoidRouting:
 
 def feed_forward(layer: Params, x: jax.Array, route: Route) -> jax.Array:
     """A layer's feed-forward [R, W, dim]: "mlp" (dense, or the shared expert), routed "experts", or
-    the sum of both, as the layer has them. A "shared_gate" [dim] weighs the shared expert.
+    the sum of both, as the layer has them. A "shared_gate" [dim, 1] weighs the shared expert.
     """
     shared = blocks.swiglu(x, layer["mlp"]) if "mlp" in layer else None
     if "experts" not in layer:
@@ -75,9 +75,7 @@ def feed_forward(layer: Params, x: jax.Array, route: Route) -> jax.Array:
     if shared is None:
         return routed
     if "shared_gate" in layer:
-        # A sum, not a matrix product: a product with one column depends on the number of rows.
-        gate = blocks.exact_sum(x.astype(jnp.float32) * layer["shared_gate"])
-        shared = shared * jax.nn.sigmoid(gate).astype(x.dtype)
+        shared = shared * jax.nn.sigmoid(blocks.linear(x, layer["shared_gate"]))
     return shared + routed
 
 

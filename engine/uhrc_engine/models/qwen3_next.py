@@ -116,7 +116,7 @@ class Qwen3Next(HybridDecoder):
             return {"mlp": blocks.take_swiglu(tensors, mlp, self.hidden, size, dtype)}
         count = config["num_experts"]
         dims = (self.hidden, config["moe_intermediate_size"])
-        gate = tensors.take(f"{mlp}.shared_expert_gate.weight", (1, self.hidden))
+        gate = (f"{mlp}.shared_expert_gate",)
         return {
             "router": moe.take_router(tensors, f"{mlp}.gate", (count, self.hidden)),
             "experts": moe.take_experts(tensors, f"{mlp}.experts", count, dims, dtype),
@@ -127,7 +127,7 @@ class Qwen3Next(HybridDecoder):
                 config["shared_expert_intermediate_size"],
                 dtype,
             ),
-            "shared_gate": blocks.to_device(gate[0], jax.numpy.float32),
+            "shared_gate": blocks.take_linear(tensors, gate, ((1, self.hidden),), dtype),
         }
 
     def _cos_sin(self, positions: jax.Array) -> CosSin:
