@@ -30,10 +30,10 @@ run: setup
 	@for config in $(RUNS); do $(BIN)/uhrc run configs/$$config.toml || exit; done
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
