@@ -27,6 +27,8 @@ def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
         ConfigError: with every problem found.
         PluginError: a plugin is missing, broken, or its factory raised.
     """
+    if not isinstance(config, Config | ResolvedConfig):
+        raise ConfigError(f"config: {config!r} is no Config; make one with load_config(path)")
     resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
     cache = resolved.config.cache
     return cache_class(cache)(

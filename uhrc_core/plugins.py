@@ -179,8 +179,8 @@ def _how_to_get(distribution: str, name: str) -> str:
     except PackageNotFoundError:
         return f"; run: pip install {distribution}"
     return (
-        f"; {distribution} {present} is there but does not bring {name!r} yet, a later version "
-        f"may: pip install --upgrade {distribution}"
+        f"; {distribution} {present} is there, but {name!r} is not built in it: take {name!r} "
+        "out of the config"
     )
 
 

@@ -176,8 +176,8 @@ class RequestLifecycle(ABC):
 
     def match_req(self, req: Request) -> MatchResult:
         """The longest reusable prefix of all tokens but the last, which must be computed anyway."""
-        tokens = req.token_ids[: max(len(req.token_ids) - 1, 0)]
-        key = RadixKey(tokens, req.extra_key, req.dp_rank)
+        key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
+        key = key.slice(0, max(len(key) - 1, 0))
         return self.match_prefix(MatchPrefixParams(key=key, cow_recurrent=True))
 
     def admit_req(self, req: Request, match: MatchResult, num_tokens: int) -> RequestState | None:

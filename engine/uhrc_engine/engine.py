@@ -34,6 +34,7 @@ from uhrc_engine.request import (
 from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.scheduler import Scheduler
 from uhrc_engine.weights import Pretrained, load_model
+from uhrc_engine.weights.smollm2 import fetch_smollm2
 
 
 class TokenEvent(NamedTuple):
@@ -129,7 +130,7 @@ class Engine:
         """Load a Hugging Face directory or a GGUF file and assemble a cache for it.
 
         Args:
-            path: the model.
+            path: the model; "smollm2" is SmolLM2-135M-Instruct, downloaded once.
             cache_config: a `uhrc_core.config.Config`, the path of a TOML file, or a mapping of the
                 tables such a file has.
             overrides: ``"cache.page_size=16"``, applied to a file or a mapping.
@@ -139,6 +140,7 @@ class Engine:
             ConfigError, PluginError: the cache cannot be assembled for this model.
         """
         config = as_config(cache_config, overrides)
+        path = fetch_smollm2() if path == "smollm2" else path
         return cls.from_model(load_model(path, config.table(EngineTable)), config)
 
     @classmethod

@@ -582,3 +582,8 @@ def test_a_component_under_a_name_that_brings_none() -> None:
     (params,) = config().components.values()
     source = config().model_copy(update={"components": {"engine": params}})
     assert problems(source) == ("components.engine: no such component",)
+
+
+def test_a_path_is_not_taken_for_a_config() -> None:
+    with pytest.raises(ConfigError, match=r"'my.toml' is no Config; .*load_config"):
+        build_kv_cache("my.toml")  # pyright: ignore[reportArgumentType]

@@ -51,7 +51,10 @@ def uhrc(*arguments: object) -> Result:
 
 def test_check_accepts_a_valid_file(file: Path) -> None:
     result = uhrc("check", file)
-    assert (result.exit_code, result.stdout) == (0, "ok: page_size 16, components full\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "ok: UnifiedRadixCache, page_size 16, components full\n",
+    )
 
 
 def test_check_prints_every_problem_and_exits_1(file: Path) -> None:
@@ -253,7 +256,7 @@ def test_a_broken_plugin_costs_a_line_and_nobody_elses_command(
 ) -> None:
     site.install("uhrc-odd", {"odd": "odd_module", "also_odd": "odd_module"}, source)
     result = uhrc("check", file)
-    assert result.stdout == "ok: page_size 16, components full\n"
+    assert result.stdout == "ok: UnifiedRadixCache, page_size 16, components full\n"
     (warning,) = capsys.readouterr().err.splitlines()
     assert "uhrc-odd 0.3.1 (odd_module)" in warning
     assert "components" in json.loads(uhrc("schema").stdout)["properties"]

@@ -105,8 +105,8 @@ def test_a_distribution_that_does_not_bring_the_plugin_yet_is_told_apart(
     monkeypatch.setattr("uhrc_core.plugins._KNOWN_DISTRIBUTIONS", {"paged": "uhrc-paged"})
     site.install("uhrc-paged", {}, version="0.1.0")
     assert load_error("paged") == (
-        "plugin 'paged' is not installed; uhrc-paged 0.1.0 is there but does not bring 'paged' "
-        "yet, a later version may: pip install --upgrade uhrc-paged"
+        "plugin 'paged' is not installed; uhrc-paged 0.1.0 is there, but 'paged' is not built in "
+        "it: take 'paged' out of the config"
     )
 
 

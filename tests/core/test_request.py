@@ -279,6 +279,12 @@ def test_a_live_requests_pages_cannot_be_inserted_or_freed_by_others() -> None:
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("last", [-1, 1.5])
+def test_the_last_token_is_checked_although_it_cannot_match(last: int) -> None:
+    with pytest.raises(InvalidKeyError):
+        full_cache(8).match_req(PlainRequest("a", [1, 2, last]))
+
+
 def test_a_match_evicted_before_admission_is_refused() -> None:
     cache = full_cache(8)
     insert(cache, [1, 2, 3])

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import PlainRequest
 
 README = Path(__file__).parents[2] / "README.md"
@@ -15,36 +17,33 @@ def _snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_cache_is_embedded_in_at_most_20_lines() -> None:
+def test_the_cache_is_embedded_in_at_most_20_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     snippet = _snippets()[0]
     assert len(snippet.splitlines()) <= 20
+    monkeypatch.chdir(README.parent)
     names: dict[str, Any] = {}
     exec(compile(snippet, "README.md", "exec"), names)
-    written: dict[int, int] = {}
+    cache, generate = names["cache"], names["generate"]
+    stored: dict[int, int] = {}
 
-    def forward(token_ids: list[int], indices: Any) -> None:
-        written.update(zip(indices.tolist(), token_ids, strict=True))
+    def forward(new: list[int], row: Any) -> int:
+        """A model whose next token is the sum of all tokens so far, read where they were stored."""
+        stored.update(zip(row[len(row) - len(new) :].tolist(), new, strict=True))
+        return sum(stored[index] for index in row.tolist()) % 1000
 
     document = list(range(100, 150))
-    hits = [
-        names["prefill"](PlainRequest("a", [*document, 1, 2]), forward),
-        names["prefill"](PlainRequest("b", [*document, 3, 4]), forward),
-        names["prefill"](PlainRequest("c", [*document, 1, 2]), forward),
-    ]
+    prompts = [[*document, 1, 2], [*document, 3, 4], [*document, 1, 2]]
+    requests = [PlainRequest(str(n), prompt) for n, prompt in enumerate(prompts)]
+    hits: list[int] = []
+    for req in requests:
+        generate(req, forward, 3)
+        hits.append(cache.stats().hit_num_tokens - sum(hits))
+        cache.check_invariants()
     assert hits == [0, 48, 48]
-    names["cache"].check_invariants()
-    key = names["uhrc"].RadixKey(document)
-    found = names["cache"].match_prefix(names["uhrc"].MatchPrefixParams(key=key)).device_indices
-    assert [written[index] for index in found.tolist()] == document[:48]
+    assert [req.token_ids[52:] for req in requests] == [_sums(prompt[:52]) for prompt in prompts]
 
 
-def test_the_engine_is_used_as_shown(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    config = tmp_path / "cache.toml"
-    config.write_text(
-        "[cache]\nenable_unified_radix_tree = true\nmax_context_len = 256\n"
-        "[components.full]\nnum_tokens = 512\n[scheduler]\nchunked_prefill_size = 64\n"
-    )
-    snippet = _snippets()[1].replace("path/to/model", str(tiny_checkpoint))
-    names: dict[str, Any] = {}
-    exec(compile(snippet.replace("cache.toml", str(config)), "README.md", "exec"), names)
-    assert len(names["done"].token_ids) == 8
+def _sums(tokens: list[int]) -> list[int]:
+    for _ in range(3):
+        tokens = [*tokens, sum(tokens) % 1000]
+    return tokens[-3:]

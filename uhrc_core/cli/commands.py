@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from uhrc_core.assemble import cache_class
 from uhrc_core.cli.describe import description, print_description
 from uhrc_core.cli.options import fail, with_config
 from uhrc_core.cli.plugin_commands import plugin_commands
@@ -48,7 +49,8 @@ def check(config: Config) -> None:
     """Check a config: print every problem with its key."""
     resolved = resolve(config)
     names = ", ".join(part.spec.name for part in resolved.components)
-    typer.echo(f"ok: page_size {config.cache.page_size}, components {names}")
+    kind = cache_class(config.cache).__name__
+    typer.echo(f"ok: {kind}, page_size {config.cache.page_size}, components {names}")
 
 
 def schema() -> None:

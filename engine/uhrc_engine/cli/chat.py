@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 System = Annotated[str, typer.Option(help="The system prompt.")]
 
-HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer (at the prompt: leaves)"
 stdout = Console(highlight=False, markup=False)
 
 
@@ -35,7 +35,7 @@ def chat(
     top_p: TopP = 1.0,
     seed: Seed = 0,
 ) -> None:
-    """Talk with the model the config names; shows after each answer how much was reused."""
+    """Talk with the model; shows what each turn reused."""
     engine, tokenizer = load_engine(config)
 
     from uhrc_engine.request import Request
@@ -46,6 +46,7 @@ def chat(
     while (question := _read_line()) is not None:
         if question == "/reset":
             talk = Conversation(tokenizer, system)
+            stdout.print("started over", style="dim")
             continue
         prompt = talk.ask(question)
         room = engine.max_context_len - len(prompt)

@@ -23,7 +23,7 @@ def generate(
     top_p: TopP = 1.0,
     seed: Seed = 0,
 ) -> None:
-    """Continue a text with the model the config names; prints the continuation as it comes."""
+    """Continue a text with the model."""
     text = sys.stdin.read() if prompt == "-" else prompt
     engine, tokenizer = load_engine(config)
 

@@ -31,9 +31,10 @@ JsonFile = Annotated[
 
 @with_config
 def run(config: Config, json_file: JsonFile = None) -> None:
-    """Hold the conversations the config names without and with the cache, and compare.
+    """Compare runs without and with the cache.
 
-    Leaves with status 1 when the answers differ.
+    The conversations that the config names are held twice, on the same compiled steps. Leaves with
+    status 1 when the answers differ.
     """
     if json_file is not None and not json_file.parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder does not exist; make it first")

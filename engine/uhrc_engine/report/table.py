@@ -27,7 +27,8 @@ def comparison_table(comparison: Comparison) -> Table:
     table = Table(
         title=comparison.runs[0].model,
         caption=f"{len(turns)} turns of {len(talks)} interleaved conversations. TTFT: seconds to "
-        "the first token, waiting for the other conversations included.",
+        "the first token, waiting for the other conversations included. Served tokens: prompts, "
+        "cached or not, and answers. Loading and compiling are not in any figure.",
     )
     table.add_column("")
     for run in comparison.runs:
@@ -53,7 +54,7 @@ def _figures(run: RunSummary) -> dict[str, str]:
             "TTFT p50": f"{run.ttft_p50_s:.2f} s",
             "TTFT p99": f"{run.ttft_p99_s:.2f} s",
             "output tokens/s": f"{run.output_tokens_per_s:.1f}",
-            "total tokens/s": f"{run.total_tokens_per_s:,.0f}",
+            "served tokens/s": f"{run.total_tokens_per_s:,.0f}",
             "run time": f"{run.wall_s:.1f} s",
             "evicted tokens": f"{run.evicted_tokens:,}",
             "retractions": f"{run.retractions:,}",

@@ -53,11 +53,18 @@ def compare(path: Path, config: Config, observer: Observer) -> Comparison:
         talks = hold_conversations(
             engine, dialogues, table.max_new_tokens, lambda turn: observer.advance()
         )
-        return summarize(path.stem, label, talks, engine.stats()), talks, questions
+        title = _title(path, config)
+        return summarize(title, label, talks, engine.stats()), talks, questions
 
     runs = [run("none", parts.without_reuse()), run(_label(config), parts)]
     summaries, talks, questions = zip(*runs, strict=True)
     return Comparison(summaries, talks, questions[0])
+
+
+def _title(path: Path, config: Config) -> str:
+    random = config.table(EngineTable).random_weights_seed is not None
+    source = config.table(WorkloadTable).source.replace("_", " ")
+    return f"{path.stem}{' (random weights)' if random else ''}, {source}"
 
 
 def _label(config: Config) -> str:
