@@ -7,14 +7,14 @@ A document is BOS, then pairs `name value` strewn among filler. There are two ki
 
 The last part is filler alone. A question is `ASK name ANSWER`, and the next token is the value.
 Without rotation, attention does not see which of two values came last: variables live in the
-recurrent state, and a state that is lost or stale is seen in the answers. Constants are more than a
-small state keeps apart. Everything is a pure function of a seed.
+recurrent state, and a state that is lost or stale is seen in the answers. Everything is a pure
+function of a seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,13 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 PAD, BOS, EOS, ASK, ANSWER = range(5)
-CONSTANTS = range(8, 136)
+CONSTANTS = range(8, 40)
 """Names that get one value."""
-VARIABLES = range(136, 152)
+VARIABLES = range(40, 48)
 """Names that get several."""
-VALUES = range(152, 216)
-FILLER = range(216, 256)
-VOCAB_SIZE = 256
+VALUES = range(48, 96)
+FILLER = range(96, 128)
+VOCAB_SIZE = 128
 
 QUESTION_TOKENS = 3
 """Of `ASK name ANSWER`."""
@@ -42,14 +42,14 @@ class DocumentShape:
 
     Attributes:
         tokens: its length.
-        constants: how many constants it has, at most 128.
-        variables: how many variables, at most 16.
+        constants: how many constants it has, at most 32.
+        variables: how many variables, at most 8.
         assignments: how often each variable gets a value, >= 1.
     """
 
     tokens: int = 512
-    constants: int = 24
-    variables: int = 6
+    constants: int = 12
+    variables: int = 4
     assignments: int = 3
 
     def __post_init__(self) -> None:
@@ -184,16 +184,6 @@ def make_batch(
     targets = np.full_like(tokens, -1)
     targets[:, :-1] = np.where(tokens[:, :-1] == ANSWER, tokens[:, 1:], -1)
     return tokens, targets
-
-
-def shorter(shape: DocumentShape, factor: float) -> DocumentShape:
-    """The same mix of names and filler in a document ``factor`` times as long."""
-    return replace(
-        shape,
-        tokens=round(shape.tokens * factor),
-        constants=max(1, round(shape.constants * factor)),
-        variables=max(1, round(shape.variables * factor)),
-    )
 
 
 def _part_tokens(tokens: int) -> tuple[int, int]:
