@@ -16,7 +16,7 @@ from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 if TYPE_CHECKING:
     from uhrc_core.locks import Tokens
     from uhrc_core.pools import ReqToTokenPool
-    from uhrc_core.request import RequestState
+    from uhrc_core.request_state import RequestState
 
 _INDENT_MAX = 40
 _DUMP_LINES_MAX = 400

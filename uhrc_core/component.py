@@ -28,7 +28,7 @@ from uhrc_core.pools.allocator import PagedIndexAllocator
 
 if TYPE_CHECKING:
     from uhrc_core.recurrent import RecurrentBackendSpec
-    from uhrc_core.request import RequestState
+    from uhrc_core.request_state import RequestState
     from uhrc_core.specs import ComponentParams
 
 #: Called with each node of the path in order and how many of its tokens the key matches; answers

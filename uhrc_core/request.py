@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from uhrc_core.checks import count
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
-from uhrc_core.key import ExtraKey, RadixKey
+from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray
 from uhrc_core.params import (
     DecLockRefParams,
@@ -32,89 +29,10 @@ from uhrc_core.params import (
     MatchResult,
 )
 from uhrc_core.pools import ReqToTokenPool
+from uhrc_core.request_state import Request, RequestState
 
 #: Which field of `EvictParams` asks for a component's units.
 EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
-
-
-class Request(Protocol):
-    """What the cache reads of an engine's request; it writes nothing to it.
-
-    Attributes:
-        rid: unique among live requests.
-        token_ids: prompt and output so far, ``list[int]`` or int32[n]; only ever appended to.
-        extra_key, dp_rank: the namespace; fixed once admitted.
-        priority: for the ``priority`` eviction policy.
-    """
-
-    @property
-    def rid(self) -> str: ...
-    @property
-    def token_ids(self) -> list[int] | npt.NDArray[np.int32]: ...
-    @property
-    def extra_key(self) -> ExtraKey: ...
-    @property
-    def dp_rank(self) -> int: ...
-    @property
-    def priority(self) -> int: ...
-
-
-class RequestState:
-    """What the cache holds for one live request; owned by the cache, read-only for the engine.
-
-    Attributes:
-        row: its row in `ReqToTokenPool`.
-        cached_len: tokens it did not have to compute when it was admitted.
-        protected_len: tokens of its prefix that the tree owns and it has locked (whole pages).
-        computed_len: tokens whose KV a dispatched forward has written.
-        allocated_len: tokens that have a pool index.
-        lock: receipt of the lock on the node that ends at ``protected_len``.
-        component: private to each component, by `ComponentType`.
-    """
-
-    __slots__ = (
-        "allocated_len",
-        "cached_len",
-        "component",
-        "computed_len",
-        "key",
-        "lock",
-        "protected_len",
-        "request",
-        "row",
-        "table",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        table: ReqToTokenPool,
-        row: int,
-        lock: IncLockRefResult,
-        key: RadixKey,
-    ) -> None:
-        hit = lock.node.end
-        self.request = request
-        self.table = table
-        self.row = row
-        self.lock = lock
-        self.cached_len = self.protected_len = self.computed_len = self.allocated_len = hit
-        self.key = key
-        self.component: list[Any] = [None] * len(ComponentType)
-
-    @property
-    def dp_rank(self) -> int:
-        return self.key.dp_rank
-
-    def indices(self, start: int, stop: int) -> IndexArray:
-        """int32[stop - start] FULL indices of its tokens, a view into the table."""
-        return self.table.indices(self.row, start, stop)
-
-    def key_upto(self, seqlen: int) -> RadixKey:
-        """The key of its first ``seqlen`` tokens; each token is converted once."""
-        if len(self.key) < seqlen:
-            self.key = self.key.extended(self.request.token_ids[len(self.key) : seqlen])
-        return self.key.slice(0, seqlen)
 
 
 class RequestLifecycle(ABC):

@@ -12,7 +12,7 @@ from uhrc_core.params import (
     MatchResult,
     MissReason,
 )
-from uhrc_core.request import RequestState
+from uhrc_core.request_state import RequestState
 
 
 class ChunkCache(RadixCache):

@@ -15,7 +15,7 @@ import numpy as np
 from uhrc_core.component import MatchValidator, TreeComponent
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import InsertParams, InsertResult, MissReason
-from uhrc_core.request import RequestState
+from uhrc_core.request_state import RequestState
 
 _FULL = ComponentType.FULL
 

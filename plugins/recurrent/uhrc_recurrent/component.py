@@ -27,7 +27,7 @@ from uhrc_core.params import (
     MissReason,
 )
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
-from uhrc_core.request import RequestState
+from uhrc_core.request_state import RequestState
 from uhrc_recurrent.track import RequestSlots, TrackSlot
 
 _REC = ComponentType.RECURRENT
