@@ -1,4 +1,4 @@
-"""``[components.recurrent]``: what other tables imply for it, and what a pool must at least hold."""
+"""``[components.recurrent]``: what other tables imply for it, what a pool must at least hold."""
 
 from __future__ import annotations
 
