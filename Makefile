@@ -46,3 +46,4 @@ bench: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --quiet --strict
+	@echo "written to site/index.html"

@@ -1,4 +1,4 @@
-"""Unified Hybrid Radix Cache: one prefix cache for full, window and recurrent attention.
+"""Unified Hybrid Radix Cache: one prefix cache for full and recurrent attention.
 
 import uhrc_core as uhrc
 
