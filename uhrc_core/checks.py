@@ -10,15 +10,23 @@ from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.node import IndexArray
 
 
-def count(name: str, value: Any) -> int:
-    """``value`` as an int ``>= 0``; numpy integers count as integers, bools and floats do not.
+def integer(name: str, value: Any) -> int:
+    """``value`` as an int; numpy integers count as integers, bools and floats do not.
 
     Raises:
         InvalidParamsError: naming the argument and the value.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise InvalidParamsError(f"{name}: {value!r} must be an integer >= 0")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidParamsError(f"{name}: {value!r} must be an integer")
     return int(value)  # pyright: ignore[reportUnknownArgumentType] (numpy's width is unknown)
+
+
+def count(name: str, value: Any) -> int:
+    """``value`` as an int ``>= 0``; raises as `integer`."""
+    number = integer(name, value)
+    if number < 0:
+        raise InvalidParamsError(f"{name}: {value!r} must be an integer >= 0")
+    return number
 
 
 def index_array(value: Any) -> IndexArray:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from uhrc_core.checks import count
+from uhrc_core.checks import count, integer
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
 from uhrc_core.key import RadixKey
@@ -140,7 +140,7 @@ class RequestLifecycle(ABC):
         """The request's key, when it may be admitted with this match; nothing has changed yet."""
         if req.rid in self._live:
             raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
-        count("priority", req.priority)
+        integer("priority", req.priority)
         key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
         self.components[0].allocator.ledger.check_rank(key.dp_rank)
         if len(key) > self.req_to_token.max_context_len:

@@ -279,6 +279,17 @@ def test_a_live_requests_pages_cannot_be_inserted_or_freed_by_others() -> None:
     cache.check_invariants()
 
 
+def test_a_priority_may_be_any_integer() -> None:
+    cache = full_cache(8)
+    for priority in (-3, np.int64(2)):
+        req = PlainRequest("a", [1, 2, 3], priority=int(priority))
+        req.priority = priority  # pyright: ignore[reportAttributeAccessIssue]
+        assert admit(cache, req) is not None
+        assert run_tokens(cache, req, 3)
+        cache.cache_finished_req(req)
+        cache.check_invariants()
+
+
 @pytest.mark.parametrize("last", [-1, 1.5])
 def test_the_last_token_is_checked_although_it_cannot_match(last: int) -> None:
     with pytest.raises(InvalidKeyError):

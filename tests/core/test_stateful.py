@@ -11,7 +11,6 @@ from hypothesis.stateful import (
     consumes,
     initialize,
     invariant,
-    multiple,
     rule,
     run_state_machine_as_test,
 )
@@ -219,10 +218,6 @@ class CacheMachine(RuleBasedStateMachine):
             leave(req)
         self.reference.lock(key, locked, -1)
         del self.requests[req.rid]
-
-    @rule(target=locks)
-    def nothing(self) -> object:
-        return multiple()
 
     # -- after every step ----------------------------------------------------------------------
 
