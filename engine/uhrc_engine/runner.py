@@ -23,7 +23,7 @@ RECURRENT = "recurrent"
 
 
 class DevicePool(Protocol):
-    """What the runner needs of a component's device pool (`uhrc_full.pool.FullKVPool` is one)."""
+    """What the runner needs of a component's device pool (`uhrc_full.pool.KVPool` is one)."""
 
     @property
     def buffers(self) -> Any:

@@ -15,7 +15,7 @@ from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
 from uhrc_engine.weights import Pretrained, load_pretrained
 from uhrc_full.layout import plan_pool as plan_full
-from uhrc_full.pool import FullKVPool
+from uhrc_full.pool import KVPool
 from uhrc_recurrent.layout import plan_pool as plan_recurrent
 from uhrc_recurrent.pool import RecurrentStatePool
 
@@ -37,7 +37,7 @@ class Sequencer:
             kind: [c.shape for c in loaded.model.layer_caches if c.component == kind]
             for kind in ("full", "recurrent")
         }
-        self.full = FullKVPool(
+        self.full = KVPool(
             plan_full(shapes["full"], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
         )
         self.states = RecurrentStatePool(

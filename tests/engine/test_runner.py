@@ -14,7 +14,7 @@ from uhrc_engine.models.contract import PADDING_INDEX, StepInputs, StepRow, make
 from uhrc_engine.runner import Bucket, Buckets, Runner, pad_inputs
 from uhrc_engine.weights import load_pretrained
 from uhrc_full.layout import plan_pool
-from uhrc_full.pool import FullKVPool
+from uhrc_full.pool import KVPool
 
 BUCKETS = Buckets(prefill=(Bucket(1, 64), Bucket(1, 128), Bucket(3, 64)), decode_rows=(1, 4))
 CASES = [(1, "llama"), (16, "llama"), (128, "llama"), (16, "deepseek")]
@@ -48,7 +48,7 @@ def llama16(runners):
 
 def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = FullKVPool(plan_pool(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
+    pool = KVPool(plan_pool(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
     max_pages = max_pages or CONTEXT // page_size
     runner = Runner(loaded.model, loaded.params, {"full": pool}, BUCKETS, max_pages=max_pages)
     runner.page_size = page_size  # for this file's helpers

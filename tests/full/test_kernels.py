@@ -14,7 +14,7 @@ from uhrc_full.kernels.attention import BLOCK_TOKENS, PAGED_ATTENTION, paged_att
 from uhrc_full.kernels.kv_update import KV_UPDATE, kv_update
 from uhrc_full.kernels.mla import MLA_ATTENTION, mla_attention
 from uhrc_full.layout import GQAShape, MLAShape, plan_pool
-from uhrc_full.pool import FullKVPool
+from uhrc_full.pool import KVPool
 
 PAGE_SIZES = (1, 16, 128)
 HEADS, GQA, MLA = 6, GQAShape(2, 32), MLAShape(24, 8)
@@ -31,7 +31,7 @@ class Batch:
         plan = plan_pool(
             [GQA, MLA], page_size=page_size, num_tokens=num_pages * page_size, platform=platform
         )
-        self.pool = FullKVPool(plan)
+        self.pool = KVPool(plan)
         self.pool.replace(jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), self.pool.buffers))
         order = iter(self.rng.permutation(num_pages))
         self.page_table = np.zeros((len(lens), max(pages) + spare_pages), np.int32)

@@ -1,4 +1,4 @@
-"""FullKVPool: allocation, reading, writing, donation, sharding."""
+"""KVPool: allocation, reading, writing, donation, sharding."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from uhrc_core.errors import InvalidIndexError
 from uhrc_full.layout import GQAShape, MLAShape, plan_pool
-from uhrc_full.pool import FullKVPool
+from uhrc_full.pool import KVPool
 
 SHAPES = [GQAShape(3, 64), MLAShape(16, 8)]
 
 
-def make_pool(platform: str = "cpu") -> FullKVPool:
-    return FullKVPool(plan_pool(SHAPES, page_size=4, num_tokens=16, platform=platform))
+def make_pool(platform: str = "cpu") -> KVPool:
+    return KVPool(plan_pool(SHAPES, page_size=4, num_tokens=16, platform=platform))
 
 
 def arrays(num_tokens: int):
@@ -70,11 +70,11 @@ def test_pages_are_split_over_data_and_heads_over_tensor():
 import jax, numpy as np
 from jax.sharding import Mesh
 from uhrc_full.layout import GQAShape, MLAShape, plan_pool
-from uhrc_full.pool import FullKVPool
+from uhrc_full.pool import KVPool
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
 shapes = [GQAShape(4, 8), GQAShape(3, 8), MLAShape(4, 4)]
 plan = plan_pool(shapes, page_size=2, num_tokens=8, dp_size=4)
-pool = FullKVPool(plan, mesh)
+pool = KVPool(plan, mesh)
 shard_shapes = [a.sharding.shard_shape(a.shape) for a in jax.tree.leaves(pool.buffers)]
 assert shard_shapes == [(4, 2, 2, 8)] * 2 + [(4, 2, 3, 8)] * 2 + [(4, 2, 8)], shard_shapes
 before = pool.buffers[0].k.sharding

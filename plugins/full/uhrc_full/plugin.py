@@ -17,7 +17,7 @@ from uhrc_full.params import FullParams
 
 if TYPE_CHECKING:
     from uhrc_full.component import FullComponent
-    from uhrc_full.pool import FullKVPool
+    from uhrc_full.pool import KVPool
 
 UHRC_API = (1, 0)
 
@@ -78,11 +78,11 @@ def plan_pool(
 
 def make_device_pool(
     params: FullParams, context: ComponentContext, layers: Sequence[LayerKind], mesh: Any = None
-) -> FullKVPool:
+) -> KVPool:
     """Allocates the KV pool; over ``mesh`` (axes "data", "tensor") if there is one. Imports jax."""
-    from uhrc_full.pool import FullKVPool
+    from uhrc_full.pool import KVPool
 
-    return FullKVPool(_layout(params, context, layers), mesh)
+    return KVPool(_layout(params, context, layers), mesh)
 
 
 def _layout(

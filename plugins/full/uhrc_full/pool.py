@@ -55,7 +55,7 @@ LayerArrays = tuple[npt.NDArray[Any], ...]
 """One layer on the host, logical: (k, v) each [n, kv_heads, head_dim], or (latent [n, dim],)."""
 
 
-class FullKVPool:
+class KVPool:
     """Owns the device arrays of a `PoolPlan`, zero-filled at first.
 
     The arrays are donated to each step: pass `buffers` to a jitted function that donates them and
