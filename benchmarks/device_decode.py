@@ -48,7 +48,7 @@ def our_measure(path: Path) -> Measure:
 
     def step(tokens: np.ndarray, start: int) -> np.ndarray:
         inputs = make_step_inputs(
-            [StepRow(tokens, start, kv)],
+            [StepRow(tokens, start, {"full": kv})],
             width=len(tokens),
             max_pages=runner.max_pages,
             page_size=PAGE_SIZE,

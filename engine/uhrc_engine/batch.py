@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from uhrc_core.component import StateSlots
-from uhrc_core.node import IndexArray
+from uhrc_core.node import ComponentType, IndexArray
 from uhrc_engine.request import LiveRequest
 
 
@@ -25,8 +26,9 @@ class BatchRow:
         request: whose tokens these are.
         start: absolute position of the first new token = tokens computed before this step.
         stop: position after the last new token.
-        kv_indices: int32[stop] pool index of every token of the sequence, a view into the cache's
-            table: read it before the step is reported as dispatched.
+        kv_indices: by component with one index per token, int32[stop]: the pool index of every
+            token of the sequence, -1 where the component holds nothing of it any more. May be views
+            into the cache's tables: read them before the step is reported as dispatched.
         slots: where the row's recurrent state lies; ``None`` for a model without any.
         samples: whether ``stop`` is the end of the sequence, so that the step gives a new token.
     """
@@ -34,7 +36,7 @@ class BatchRow:
     request: LiveRequest
     start: int
     stop: int
-    kv_indices: IndexArray
+    kv_indices: Mapping[ComponentType, IndexArray]
     slots: StateSlots | None
     samples: bool
 

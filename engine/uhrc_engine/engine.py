@@ -297,7 +297,8 @@ class Engine:
             self._runner.copy_states(batch.clones)
             self._scheduler.cloned(batch)
             self._counters.cow_clones += len(batch.clones)
-        rows = [_step_row(row) for row in batch.rows]
+        components = self._runner.model.paged_components
+        rows = [_step_row(row, components) for row in batch.rows]
         width = max(row.stop - row.start for row in batch.rows)
         if batch.kind is StepKind.PREFILL:
             width = max(width, 2)  # a width of 1 would be served by a decode bucket
@@ -348,13 +349,15 @@ class Engine:
         return next(rid for i in self._rid_counter if (rid := f"request-{i}") not in self._progress)
 
 
-def _step_row(row: BatchRow) -> StepRow:
+def _step_row(row: BatchRow, components: Sequence[str]) -> StepRow:
+    """With the pool indices of these components, which are those the model's layers read."""
+    kv_indices = {name: row.kv_indices[ComponentType[name.upper()]] for name in components}
     if row.slots is None:
-        return StepRow(row.token_ids, row.start, row.kv_indices)
+        return StepRow(row.token_ids, row.start, kv_indices)
     return StepRow(
         row.token_ids,
         row.start,
-        row.kv_indices,
+        kv_indices,
         state_slot=row.slots.running,
         track_slot=row.slots.track,
     )

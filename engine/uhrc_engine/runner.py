@@ -11,15 +11,19 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import numpy as np
 
-from uhrc_engine.models.contract import PADDING_INDEX, Caches, Model, Params, StepInputs
+from uhrc_engine.models.contract import (
+    PADDING_INDEX,
+    RECURRENT,
+    Caches,
+    Model,
+    Params,
+    StepInputs,
+    TokenPlaces,
+)
 
 EXACT_ROWS = 64
 """Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
 number of rows. Prefill steps have at least this many."""
-
-
-RECURRENT = "recurrent"
-"""The component kind whose pool holds recurrent states."""
 
 
 class DevicePool(Protocol):
@@ -156,17 +160,18 @@ class Runner:
         """The compiled step of a bucket (compiled now if it was not), with its memory analysis."""
         if bucket not in self._programs:
             caches = {kind: pool.buffers for kind, pool in self.pools.items()}
-            inputs = pad_inputs(_no_rows(self.max_pages), bucket, self.max_pages)
+            inputs = pad_inputs(_no_rows(self.model, self.max_pages), bucket, self.max_pages)
             jitted = jax.jit(self.model.forward, donate_argnums=1)
             self._programs[bucket] = jitted.lower(self.params, caches, inputs).compile()
         return self._programs[bucket]
 
 
-def _no_rows(max_pages: int) -> StepInputs:
+def _no_rows(model: Model, max_pages: int) -> StepInputs:
     empty = np.zeros((0, 1), np.int32)
     lens = np.zeros(0, np.int32)
     pages = np.zeros((0, max_pages), np.int32)
-    return StepInputs(empty, empty, empty, pages, lens, lens, lens, lens)
+    places = {kind: TokenPlaces(empty, pages) for kind in model.paged_components}
+    return StepInputs(empty, empty, places, lens, lens, lens, lens)
 
 
 def pad_inputs(inputs: StepInputs, bucket: Bucket, max_pages: int) -> StepInputs:
@@ -184,8 +189,13 @@ def pad_inputs(inputs: StepInputs, bucket: Bucket, max_pages: int) -> StepInputs
     return StepInputs(
         token_ids=grow(inputs.token_ids, tokens, 0),
         positions=grow(inputs.positions, tokens, 0),
-        write_indices=grow(inputs.write_indices, tokens, nowhere),
-        page_table=grow(inputs.page_table, (bucket.rows, max_pages), 0),
+        places={
+            kind: TokenPlaces(
+                grow(places.write_indices, tokens, nowhere),
+                grow(places.page_table, (bucket.rows, max_pages), 0),
+            )
+            for kind, places in inputs.places.items()
+        },
         kv_lens=grow(inputs.kv_lens, rows, 0),
         q_lens=grow(inputs.q_lens, rows, 0),
         state_slots=grow(inputs.state_slots, rows, nowhere),

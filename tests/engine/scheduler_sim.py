@@ -13,6 +13,7 @@ from tests.recurrent.fake_device import FakeDevice
 from uhrc_core.base import BasePrefixCache
 from uhrc_core.component import StateSlots
 from uhrc_core.eviction import LRU
+from uhrc_core.node import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.tree import UnifiedRadixCache
@@ -109,9 +110,10 @@ class Sim:
         assert len(written) == len(set(written)), "two rows write one slot"
 
     def _forward(self, row: BatchRow) -> int:
+        indices = row.kv_indices[ComponentType.FULL]
         for position, token in zip(range(row.start, row.stop), row.token_ids, strict=True):
-            self.written[int(row.kv_indices[position])] = token
-        sequence = [self.written[int(index)] for index in row.kv_indices]
+            self.written[int(indices[position])] = token
+        sequence = [self.written[int(index)] for index in indices]
         assert sequence == row.request.token_ids[: row.stop], "another sequence's KV was read"
         if row.slots is not None:
             self._advance_state(row, row.slots)

@@ -43,7 +43,7 @@ def feed(runner: Runner, ids: np.ndarray, cuts: tuple[int, ...], width: int = 19
     kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1).astype(np.int32)
     logits = []
     for start, end in pairwise(cuts):
-        row = StepRow(ids[start:end], start, kv)
+        row = StepRow(ids[start:end], start, {"full": kv})
         inputs = make_step_inputs([row], width=width, max_pages=MAX_PAGES, page_size=PAGE_SIZE)
         logits.append(np.asarray(runner.step(inputs))[0])
     return np.stack(logits)

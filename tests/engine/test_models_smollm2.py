@@ -52,10 +52,14 @@ def answers(path):
     first = np.zeros((COUNT, loaded.model.vocab_size), np.float32)
     for i, prompt in enumerate(prompts):
         for start in range(0, len(prompt), CHUNK):
-            first[i] = step([StepRow(prompt[start : start + CHUNK], start, kv[i])], CHUNK)[0]
+            first[i] = step(
+                [StepRow(prompt[start : start + CHUNK], start, {"full": kv[i]})], CHUNK
+            )[0]
     tokens = [first.argmax(axis=-1)]
     for new in range(golden.NEW_TOKENS - 1):
-        rows = [StepRow([tokens[-1][i]], len(prompts[i]) + new, kv[i]) for i in range(COUNT)]
+        rows = [
+            StepRow([tokens[-1][i]], len(prompts[i]) + new, {"full": kv[i]}) for i in range(COUNT)
+        ]
         tokens.append(sample(step(rows, 1), [SamplingParams()] * COUNT, [0] * COUNT))
     return first, np.stack(tokens, axis=1)
 

@@ -22,6 +22,7 @@ MODELS = {"llama": "llama_gqa_untied", "deepseek": "deepseek_v2_lite"}
 CONTEXT, POOL_TOKENS = 512, 2048
 IDS = np.random.default_rng(0).integers(0, 64, CONTEXT).astype(np.int32)
 OTHER_IDS = IDS[::-1]
+NINE = {"full": np.arange(9)}
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,12 @@ def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
     return runner
 
 
-def place(page_size: int, seed: int) -> np.ndarray:
-    """Token indices of a sequence over scattered pages; different seeds share no page."""
+def place(page_size: int, seed: int) -> dict[str, np.ndarray]:
+    """Pool indices of a sequence over scattered pages; different seeds share no page."""
     pages = np.arange(POOL_TOKENS // page_size).reshape(-1, CONTEXT // page_size)[seed]
     pages = np.random.default_rng(seed).permutation(pages)
-    return (pages[:, None] * page_size + np.arange(page_size)).ravel().astype(np.int32)
+    indices = (pages[:, None] * page_size + np.arange(page_size)).ravel().astype(np.int32)
+    return {"full": indices}
 
 
 def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
@@ -69,7 +71,9 @@ def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
     return np.asarray(runner.step(inputs))
 
 
-def prefill(runner: Runner, kv: np.ndarray, cuts: tuple[int, ...], width: int = 64) -> np.ndarray:
+def prefill(
+    runner: Runner, kv: dict[str, np.ndarray], cuts: tuple[int, ...], width: int = 64
+) -> np.ndarray:
     """Logits after the last chunk of IDS cut at `cuts`."""
     for start, end in pairwise(cuts):
         logits = step(runner, [StepRow(IDS[start:end], start, kv)], width)[0]
@@ -135,7 +139,7 @@ def test_only_the_new_tokens_are_written(llama16):
     kv = place(16, 0)
     prefill(runner, kv, (0, 37))
     step(runner, [StepRow(IDS[37:38], 37, kv), StepRow(IDS[:1], 0, place(16, 1))], 1)
-    written = {*kv[:38].tolist(), int(place(16, 1)[0])}
+    written = {*kv["full"][:38].tolist(), int(place(16, 1)["full"][0])}
     for arrays in pool.read(np.arange(POOL_TOKENS)):
         for array in arrays:
             filled = ~np.isnan(array).any(axis=(1, 2))
@@ -204,10 +208,11 @@ def test_a_prefill_bucket_below_64_token_rows_is_refused():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (StepRow([], 0, np.arange(9)), "row 0 has 0 new tokens; this step takes 1 to 4"),
-        (StepRow([1] * 5, 0, np.arange(9)), "row 0 has 5 new tokens"),
-        (StepRow([1] * 4, 6, np.arange(9)), "row 0 has 9 kv_indices for 10 tokens"),
-        (StepRow([1], 8, np.arange(9)), "row 0 needs 3 pages; the page table holds 2"),
+        (StepRow([], 0, NINE), "row 0 has 0 new tokens; this step takes 1 to 4"),
+        (StepRow([1] * 5, 0, NINE), "row 0 has 5 new tokens"),
+        (StepRow([1] * 4, 4, {"full": [4]}), r"row 0 has 1 kv_indices \(full\) for 8 tokens"),
+        (StepRow([1], 8, NINE), "row 0 needs 3 pages; the page table holds 2"),
+        (StepRow([1], 1, {"swa": [-1, -1]}), "row 0 has a new token without a place in the swa"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row, message):
@@ -216,24 +221,36 @@ def test_rows_that_do_not_fit_are_refused(row, message):
 
 
 def test_padding_rows_and_columns_write_no_token_and_no_state():
-    rows = [StepRow([7, 8], 0, np.arange(2), state_slot=3, track_slot=5)]
+    rows = [StepRow([7, 8], 0, {"full": np.arange(2)}, state_slot=3, track_slot=5)]
     inputs = make_step_inputs(rows, width=2, max_pages=1, page_size=4)
     padded = pad_inputs(inputs, Bucket(3, 4), max_pages=2)
     np.testing.assert_array_equal(padded.state_slots, [3, PADDING_INDEX, PADDING_INDEX])
     np.testing.assert_array_equal(padded.track_slots, [5, PADDING_INDEX, PADDING_INDEX])
     nowhere = [PADDING_INDEX] * 4
     np.testing.assert_array_equal(
-        padded.write_indices, [[0, 1, PADDING_INDEX, PADDING_INDEX], nowhere, nowhere]
+        padded.places["full"].write_indices,
+        [[0, 1, PADDING_INDEX, PADDING_INDEX], nowhere, nowhere],
     )
     assert (padded.kv_lens.tolist(), padded.q_lens.tolist()) == ([2, 0, 0], [2, 0, 0])
 
 
 def test_step_inputs_describe_the_rows():
-    kv = np.array([8, 9, 10, 11, 4, 5], np.int32)
+    kv = {"full": np.array([8, 9, 10, 11, 4, 5], np.int32)}
     inputs = make_step_inputs([StepRow([7, 8], 4, kv)], width=3, max_pages=3, page_size=4)
     assert isinstance(inputs, StepInputs)
     np.testing.assert_array_equal(inputs.token_ids, [[7, 8, 0]])
     np.testing.assert_array_equal(inputs.positions, [[4, 5, 0]])
-    np.testing.assert_array_equal(inputs.write_indices, [[4, 5, np.iinfo(np.int32).max]])
-    np.testing.assert_array_equal(inputs.page_table, [[2, 1, 0]])
+    np.testing.assert_array_equal(
+        inputs.places["full"].write_indices, [[4, 5, np.iinfo(np.int32).max]]
+    )
+    np.testing.assert_array_equal(inputs.places["full"].page_table, [[2, 1, 0]])
     assert (inputs.kv_lens.tolist(), inputs.q_lens.tolist()) == ([6], [2])
+
+
+def test_pages_that_have_left_the_window_are_entry_0_and_the_others_stay():
+    """Tokens 0 to 4 have no place in the swa pool any more; token 5 keeps page 1 alive."""
+    kv = {"full": np.arange(11), "swa": np.array([-1] * 5 + [41, 42, 43, 12, 13, 14])}
+    places = make_step_inputs([StepRow([7, 8], 9, kv)], width=2, max_pages=4, page_size=4).places
+    np.testing.assert_array_equal(places["full"].page_table, [[0, 1, 2, 0]])
+    np.testing.assert_array_equal(places["swa"].page_table, [[0, 10, 3, 0]])
+    np.testing.assert_array_equal(places["swa"].write_indices, [[13, 14]])

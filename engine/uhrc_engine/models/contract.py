@@ -26,7 +26,21 @@ StepArray = Any
 Params = dict[str, Any]
 """A pytree of weights (`jax.Array` leaves). Its structure is the model's own business."""
 Caches = dict[str, Any]
-"""Component kind ("full", "recurrent", later "swa") -> pytree of that component's pool buffers."""
+"""Component kind ("full", "swa", "recurrent") -> pytree of that component's pool buffers."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class TokenPlaces:
+    """Where the rows' tokens lie in one component's paged pool."""
+
+    write_indices: StepArray
+    """int32[R, W] pool token index that receives each new token's KV.
+    Padding: any index >= the pool's token count (`PADDING_INDEX`); such a token writes nothing."""
+    page_table: StepArray
+    """int32[R, P] page index of each page of the row's sequence, in order; 0 for a page that the
+    row does not hold (any more): after its end, or before its window. Such an entry is never read
+    as data."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,12 +57,8 @@ class StepInputs:
     """int32[R, W]. Padding: any valid id (0)."""
     positions: StepArray
     """int32[R, W] absolute positions, 0-based. Padding: any value >= 0 (0)."""
-    write_indices: StepArray
-    """int32[R, W] global pool token index that receives each new token's KV.
-    Padding: any index >= the pool's token count (`PADDING_INDEX`); such a token writes nothing."""
-    page_table: StepArray
-    """int32[R, P] global page index of each page of the row's sequence, in order. Entries after
-    ceil(kv_len / page_size) are never read as data; fill with 0."""
+    places: dict[str, TokenPlaces]
+    """By component kind, one entry for each of the model's `paged_components`."""
     kv_lens: StepArray
     """int32[R] tokens of the row's sequence, the new ones included."""
     q_lens: StepArray
@@ -72,6 +82,8 @@ class StepInputs:
         return self.token_ids.shape[1]
 
 
+RECURRENT = "recurrent"
+"""The component kind whose pool holds one state per sequence, not something of every token."""
 PADDING_INDEX = np.int32(np.iinfo(np.int32).max)
 """The write index of a padding token, the slot of a padding row: beyond every pool, so that the
 write is dropped."""
@@ -85,8 +97,9 @@ class StepRow:
     """int32[n] the new tokens, n >= 1."""
     start: int
     """Absolute position of the first new token = tokens already in the pool for this row."""
-    kv_indices: IntArray
-    """int32[>= start + n] global pool token index of every token of the sequence, in order."""
+    kv_indices: Mapping[str, IntArray]
+    """By component kind, int32[>= start + n]: the pool token index of every token of the sequence,
+    in order; -1 for an earlier token that no layer of that component can see any more."""
     state_slot: int | None = None
     """Global slot of the running recurrent state; None only for a model without one."""
     track_slot: int | None = None
@@ -98,14 +111,14 @@ def make_step_inputs(
 ) -> StepInputs:
     """Packs rows into fresh numpy arrays of shape [len(rows), width]; the Runner pads the rows.
 
+    All rows name the same components in `kv_indices`; so do the inputs' `places`.
+
     Raises ValueError when a row is empty, longer than `width`, needs more than `max_pages` pages,
-    or has fewer `kv_indices` than tokens.
+    has fewer `kv_indices` than tokens, or no place for a new one.
     """
     count = len(rows)
     token_ids = np.zeros((count, width), np.int32)
     positions = np.zeros((count, width), np.int32)
-    write_indices = np.full((count, width), PADDING_INDEX, np.int32)
-    page_table = np.zeros((count, max_pages), np.int32)
     kv_lens = np.zeros(count, np.int32)
     q_lens = np.zeros(count, np.int32)
     state_slots = np.full(count, PADDING_INDEX, np.int32)
@@ -115,14 +128,10 @@ def make_step_inputs(
         pages = -(-end // page_size)
         if not 1 <= n <= width:
             raise ValueError(f"row {r} has {n} new tokens; this step takes 1 to {width}")
-        if len(row.kv_indices) < end:
-            raise ValueError(f"row {r} has {len(row.kv_indices)} kv_indices for {end} tokens")
         if pages > max_pages:
             raise ValueError(f"row {r} needs {pages} pages; the page table holds {max_pages}")
         token_ids[r, :n] = row.token_ids
         positions[r, :n] = np.arange(row.start, end)
-        write_indices[r, :n] = row.kv_indices[row.start : end]
-        page_table[r, :pages] = row.kv_indices[:end:page_size] // page_size
         kv_lens[r], q_lens[r] = end, n
         if row.state_slot is not None:
             state_slots[r] = row.state_slot
@@ -131,8 +140,10 @@ def make_step_inputs(
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
-        write_indices=write_indices,
-        page_table=page_table,
+        places={
+            kind: _token_places(rows, kind, width, max_pages, page_size)
+            for kind in (rows[0].kv_indices if rows else ())
+        },
         kv_lens=kv_lens,
         q_lens=q_lens,
         state_slots=state_slots,
@@ -140,12 +151,33 @@ def make_step_inputs(
     )
 
 
+def _token_places(
+    rows: Sequence[StepRow], kind: str, width: int, max_pages: int, page_size: int
+) -> TokenPlaces:
+    """Of the rows in one component's pool; raises as `make_step_inputs`."""
+    write_indices = np.full((len(rows), width), PADDING_INDEX, np.int32)
+    page_table = np.zeros((len(rows), max_pages), np.int32)
+    for r, row in enumerate(rows):
+        n, end = len(row.token_ids), row.start + len(row.token_ids)
+        indices = row.kv_indices[kind][:end]
+        if len(indices) < end:
+            raise ValueError(f"row {r} has {len(indices)} kv_indices ({kind}) for {end} tokens")
+        write_indices[r, :n] = indices[row.start :]
+        if write_indices[r, :n].min() < 0:
+            raise ValueError(f"row {r} has a new token without a place in the {kind} pool (-1)")
+        # A page's last token is the one that stays longest in a window.
+        lasts = np.minimum(np.arange(page_size, end + page_size, page_size), end) - 1
+        page_table[r, : len(lasts)] = np.maximum(indices[lasts], 0) // page_size
+    return TokenPlaces(write_indices, page_table)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """What one layer keeps between steps: data, so that a new layer kind is a new value here.
 
-    `component` names the pool ("full", "recurrent"); `shape` is that component's own description of
-    one layer (`uhrc_full.layout.GQAShape` or `MLAShape`; `uhrc_recurrent.backends.StateLayout`).
+    `component` names the pool ("full", "swa", "recurrent"); `shape` is that component's own
+    description of one layer (`uhrc_full.layout.GQAShape` or `MLAShape`;
+    `uhrc_recurrent.layout.StateLayout`).
     """
 
     component: str
@@ -164,6 +196,11 @@ class Model(ABC):
     """Positions the model was made for, in tokens."""
     layer_caches: tuple[LayerCache, ...]
     """One per layer, in layer order."""
+
+    @property
+    def paged_components(self) -> tuple[str, ...]:
+        """The components whose pools hold something of every token: the keys of `places`."""
+        return tuple(sorted({cache.component for cache in self.layer_caches} - {RECURRENT}))
 
     @classmethod
     @abstractmethod

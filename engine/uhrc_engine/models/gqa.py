@@ -16,12 +16,14 @@ def gqa_attend(
     """Writes the new keys and values, and attends.
 
     qkv: q [R, W, heads, head_dim], k and v [R, W, kv_heads, head_dim], rotated. cache: the layer's
-    `uhrc_full.pool.KVLayer`. Returns [R, W, heads * head_dim] and the cache written.
+    `uhrc_full.pool.KVLayer`, of the full pool. Returns [R, W, heads * head_dim] and the cache
+    written.
     """
     q, k, v = qkv
+    places = inputs.places["full"]
     token = (-1, *k.shape[2:])
-    cache = cache.write(k.reshape(token), v.reshape(token), inputs.write_indices.reshape(-1))
+    cache = cache.write(k.reshape(token), v.reshape(token), places.write_indices.reshape(-1))
     attended = paged_attention(
-        q, cache, inputs.page_table, inputs.kv_lens, inputs.q_lens, scale=scale
+        q, cache, places.page_table, inputs.kv_lens, inputs.q_lens, scale=scale
     )
     return attended.reshape(*q.shape[:2], -1), cache

@@ -117,13 +117,14 @@ class MLA:
         compressed = latent[..., : self.kv_rank]
         compressed = blocks.rms_norm(compressed, layer["kv_a_norm"], LATENT_NORM_EPS)
         latent = jnp.concatenate([compressed, k_rope[..., 0, :]], axis=-1)
-        cache = cache.write(latent.reshape(-1, latent.shape[-1]), inputs.write_indices.reshape(-1))
+        places = inputs.places["full"]
+        cache = cache.write(latent.reshape(-1, latent.shape[-1]), places.write_indices.reshape(-1))
 
         absorbed = jnp.einsum("rwhn,hnk->rwhk", q_nope, layer["key_up"])
         attended = mla_attention(
             jnp.concatenate([absorbed, q_rope], axis=-1),
             cache,
-            inputs.page_table,
+            places.page_table,
             inputs.kv_lens,
             inputs.q_lens,
             scale=self.scale,
