@@ -51,6 +51,8 @@ def check_invariants(cache: Audited, held: Held, further: Iterable[str] = ()) ->
         for dp_rank in range(cache.dp_size):
             problems.extend(_ownership(cache, component, dp_rank, held))
     problems.extend(_requests(cache))
+    for component in cache.components:
+        problems.extend(component.problems(cache.nodes()[1:], cache.live_requests()))
     if problems:
         state = render(cache).splitlines()
         cut = [f"… {len(state) - _DUMP_LINES_MAX} more lines"][: len(state) > _DUMP_LINES_MAX]

@@ -63,8 +63,6 @@ class TreeComponent(ABC):
     kind: ComponentType
     #: What `MatchResult.miss_reason` says when this component is the one that limits a hit.
     miss_reason: MissReason
-    #: Whether a running request needs its lock on this component's data of its prefix.
-    holds_while_running: bool = True
 
     def __init__(
         self, allocator: PagedIndexAllocator, policy: EvictionPolicy, eviction_priority: int
@@ -114,8 +112,14 @@ class TreeComponent(ABC):
     def check_insert(self, params: InsertParams) -> None:
         """Raise a `CacheError` if this component cannot take its part; nothing has changed yet."""
 
-    def insert_cuts(self, params: InsertParams) -> Sequence[int]:
-        """Depths, whole pages within the key, at which this insert needs a node to end."""
+    def insert_cuts(
+        self, params: InsertParams, path: Sequence[UnifiedTreeNode], prefix_len: int
+    ) -> Sequence[int]:
+        """Depths, whole pages within the key, at which this insert needs a node to end.
+
+        ``path`` has the nodes that hold the key's first ``prefix_len`` tokens, root side first; the
+        last may hold more.
+        """
         return ()
 
     @abstractmethod
@@ -134,6 +138,13 @@ class TreeComponent(ABC):
         return True
 
     # -- locks --------------------------------------------------------------------------------
+
+    def lock_from(self, node: UnifiedTreeNode) -> int:
+        """Depth, whole pages, at which a lock of ``node`` begins; the tree ends a node there first.
+
+        Default: the root.
+        """
+        return 0
 
     @abstractmethod
     def acquire(self, node: UnifiedTreeNode) -> object | None:
@@ -164,10 +175,16 @@ class TreeComponent(ABC):
 
     # -- life of a request --------------------------------------------------------------------
 
-    def demand(self, num_tokens: int) -> int:
-        """Units (this component's) that must be free or evictable for a request to be admitted and
-        to compute ``num_tokens`` more tokens."""
+    def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
+        """Units (this component's) that must be free or evictable for a request to be admitted.
+
+        ``num_tokens`` are those that it, and the ``live`` requests of its rank, are to be given.
+        """
         return self.allocator.page_ceil(num_tokens)
+
+    def demand_alone(self, num_tokens: int) -> int:
+        """Units that a request of ``num_tokens`` needs at most, its locked prefix included."""
+        return self.demand(num_tokens, ())
 
     def admit_demand(self) -> int:
         """Units that `admit` takes at once. Default: none."""
@@ -187,6 +204,17 @@ class TreeComponent(ABC):
 
     def started(self, state: RequestState) -> None:
         """The copy that `StateSlots.clone_src` asked for has been dispatched."""
+
+    def token_indices(self, state: RequestState, stop: int) -> IndexArray | None:
+        """int32[stop]: where this component's pool has the request's first ``stop`` tokens.
+
+        -1 where it need not have one any more; ``None``: a pool without an index per token.
+        """
+        return None
+
+    def needs_lock(self, state: RequestState) -> bool:
+        """Whether the request still needs this component's part of its lock on its prefix."""
+        return True
 
     def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
         """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
@@ -227,7 +255,10 @@ class TreeComponent(ABC):
 
     @abstractmethod
     def settle(self, state: RequestState, result: InsertResult) -> None:
-        """After an insert: free the request's duplicates, note what the tree took over."""
+        """After an insert: free the request's duplicates, note what the tree took over.
+
+        FULL comes last, so that the others still find the indices that the request offered.
+        """
 
     @abstractmethod
     def end(self, state: RequestState) -> None:
@@ -236,6 +267,12 @@ class TreeComponent(ABC):
     @abstractmethod
     def held_by(self, state: RequestState) -> IndexArray:
         """int32[n]: every index the live request owns (not the tree's); for the audit."""
+
+    def problems(
+        self, nodes: Sequence[UnifiedTreeNode], live: Sequence[RequestState]
+    ) -> Iterable[str]:
+        """What is wrong with this component's own state, a line each; for the audit."""
+        return ()
 
     # -- bookkeeping for subclasses -------------------------------------------------------------
 

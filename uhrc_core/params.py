@@ -61,6 +61,8 @@ class InsertParams(Params):
         prev_prefix_len: tokens the caller already holds from the tree (its locked prefix), whole
             pages.
         priority: raises the priority of every node on the path (``priority`` policy).
+        swa_evicted_seqlen: whole pages; before it (and before ``prev_prefix_len``) the caller holds
+            no SWA data, from it on every index of ``value`` is mapped to an SWA one it holds.
         recurrent_value: slot that holds the recurrent state after exactly ``recurrent_seqlen``
             tokens; the tree takes it over unless it has a snapshot there (`InsertResult`).
         recurrent_seqlen: where the snapshot belongs, whole pages, within the key; needed with
@@ -71,6 +73,7 @@ class InsertParams(Params):
     value: Indices
     prev_prefix_len: int = Field(default=0, ge=0)
     priority: int = 0
+    swa_evicted_seqlen: int = Field(default=0, ge=0)
     recurrent_value: int | None = Field(default=None, ge=0, lt=2**31)
     recurrent_seqlen: int | None = Field(default=None, gt=0)
 

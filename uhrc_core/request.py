@@ -84,7 +84,7 @@ class RequestLifecycle(ABC):
                 f"{self.req_to_token.max_context_len}; raise cache.max_context_len"
             )
         for component in self.components:
-            need = component.demand(num_tokens)
+            need = component.demand_alone(num_tokens)
             if need > component.allocator.capacity:
                 raise RequestTooLargeError(
                     f"request of {num_tokens} tokens needs {need} {component.kind.name} units, "
@@ -120,7 +120,8 @@ class RequestLifecycle(ABC):
         if not self.req_to_token.num_free:
             return None
         lock = self.inc_lock_ref(match.best_match_node)
-        demands = [component.demand(num_tokens) for component in self.components]
+        live = [state for state in self._live.values() if state.dp_rank == key.dp_rank]
+        demands = [component.demand(num_tokens, live) for component in self.components]
         admits = [component.admit_demand() for component in self.components]
         if not (self._covers(demands, key.dp_rank) and self._make_room(admits, key.dp_rank)):
             self.dec_lock_ref(lock.node, lock.to_dec_params())
@@ -196,6 +197,7 @@ class RequestLifecycle(ABC):
         state.computed_len += num_tokens
         for component in self.components:
             component.advanced(state, start)
+        self._release_what_is_not_needed(state)
 
     def started_req(self, req: Request) -> None:
         """What the request takes from its prefix by copying has been copied (dispatched).
@@ -205,7 +207,17 @@ class RequestLifecycle(ABC):
         state = self.request_state(req.rid)
         for component in self.components:
             component.started(state)
-        self._release_what_is_not_held(state)
+        self._release_what_is_not_needed(state)
+
+    def token_indices(self, req: Request, stop: int) -> dict[ComponentType, IndexArray]:
+        """Per component with an index per token, where its pool has the first ``stop`` tokens.
+
+        int32[stop] each, to be read before the request's next step; -1 where a component no longer
+        needs to have the token.
+        """
+        state = self.request_state(req.rid)
+        found = ((c.kind, c.token_indices(state, stop)) for c in self.components)
+        return {kind: indices for kind, indices in found if indices is not None}
 
     def state_slots(self, req: Request, start: int, stop: int) -> StateSlots | None:
         """Slots of recurrent state for a forward over ``[start, stop)``; ``None``: no state."""
@@ -230,7 +242,7 @@ class RequestLifecycle(ABC):
         old = state.lock
         state.lock = self.inc_lock_ref(result.node)
         self.dec_lock_ref(old.node, old.to_dec_params())
-        self._release_what_is_not_held(state)
+        self._release_what_is_not_needed(state)
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -253,14 +265,14 @@ class RequestLifecycle(ABC):
         """
         self.cache_finished_req(req, is_insert=True)
 
-    def _release_what_is_not_held(self, state: RequestState) -> None:
+    def _release_what_is_not_needed(self, state: RequestState) -> None:
         for component in self.components:
-            if not component.holds_while_running:
+            if not component.needs_lock(state):
                 self.release_early(state.lock, component.kind)
 
     def _leave(self, state: RequestState, components: Sequence[TreeComponent]) -> None:
         """Give back what the request has from ``components``, its lock and its row."""
-        for component in components:
+        for component in reversed(components):
             component.end(state)
         self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
         self.req_to_token.free(state.row)
@@ -289,7 +301,7 @@ class RequestLifecycle(ABC):
                 **fields,
             )
         )
-        for component in self.components:
+        for component in reversed(self.components):
             component.settle(state, result)
         state.protected_len = result.inserted_len
         return result

@@ -169,9 +169,8 @@ class UnifiedRadixCache(BasePrefixCache):
         """
         key = params.key
         length = key.page_floor(self.page_size)
-        path, prefix_len = self._check_insert(params, length)
+        path, prefix_len, cuts = self._check_insert(params, length)
         self._now += 1
-        cuts = sorted({cut for c in self.components for cut in c.insert_cuts(params)})
         node, ends = self._root, list[UnifiedTreeNode]()
         for child in path:
             stops = [cut for cut in cuts if child.start < cut < min(child.end, prefix_len)]
@@ -191,7 +190,13 @@ class UnifiedRadixCache(BasePrefixCache):
         self._stats.inserted_num_snapshots += params.recurrent_value is not None and all(taken)
         return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
 
-    def _check_insert(self, params: InsertParams, length: int) -> tuple[list[UnifiedTreeNode], int]:
+    def _check_insert(
+        self, params: InsertParams, length: int
+    ) -> tuple[list[UnifiedTreeNode], int, Sequence[int]]:
+        """The nodes that hold the key, how many of its tokens they hold, and where nodes must end.
+
+        Nothing has changed yet when this raises.
+        """
         key, value = params.key, params.value
         self.token_allocator.ledger.check_rank(key.dp_rank)
         if len(value) != len(key):
@@ -210,15 +215,19 @@ class UnifiedRadixCache(BasePrefixCache):
         self.token_allocator.ledger.check_held(new, key.dp_rank)
         if params.recurrent_value is not None:
             self._pool(ComponentType.RECURRENT, key.dp_rank)
+        if params.swa_evicted_seqlen:
+            self._pool(ComponentType.SWA, key.dp_rank)
+        cuts = set[int]()
         for component in self.components:
             component.check_insert(params)
-            for cut in component.insert_cuts(params):
+            for cut in component.insert_cuts(params, path, prefix_len):
                 if cut % self.page_size or not 0 < cut <= length:
                     raise InvalidParamsError(
                         f"{component.kind.name}: seqlen {cut} must be whole pages of "
                         f"{self.page_size} within the key's {length} tokens"
                     )
-        return path, prefix_len
+                cuts.add(cut)
+        return path, prefix_len, sorted(cuts)
 
     def _append(
         self, parent: UnifiedTreeNode, edge: RadixKey, params: InsertParams
@@ -261,10 +270,14 @@ class UnifiedRadixCache(BasePrefixCache):
     def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
         """Keep everything a holder of ``node`` needs from being evicted.
 
+        May split ancestors, so that no more is locked than that.
+
         Raises:
             StaleNodeError: the node was evicted or is another cache's.
         """
         self._check_node(node)
+        for depth in {component.lock_from(node) for component in self.components} - {0}:
+            self._end_node_at(depth, node)
         tokens = tuple(component.acquire(node) for component in self.components)
         return self._receipts.issue(node, tokens)
 
@@ -278,6 +291,14 @@ class UnifiedRadixCache(BasePrefixCache):
         for component, token in zip(self.components, tokens, strict=True):
             if token is not None:
                 component.release(node, token)
+
+    def _end_node_at(self, depth: int, below: UnifiedTreeNode) -> None:
+        """See to it that a node ends at ``depth`` on the path to ``below``."""
+        for node in below.path_to_root():
+            if node.start <= depth:
+                if node.start < depth < node.end:
+                    self._split(node, depth)
+                return
 
     def _check_node(self, node: UnifiedTreeNode) -> None:
         if self._nodes.get(node.id) is not node:

@@ -6,10 +6,12 @@ from uhrc_core.pools.allocator import (
     TokenToKVPoolAllocator,
 )
 from uhrc_core.pools.req_to_token import ReqToTokenPool
+from uhrc_core.pools.swa import SWATokenToKVPoolAllocator
 
 __all__ = [
     "PagedIndexAllocator",
     "PagedTokenToKVPoolAllocator",
     "ReqToTokenPool",
+    "SWATokenToKVPoolAllocator",
     "TokenToKVPoolAllocator",
 ]

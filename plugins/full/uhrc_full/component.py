@@ -77,6 +77,9 @@ class FullComponent(TreeComponent):
 
     # -- life of a request ---------------------------------------------------------------------
 
+    def token_indices(self, state: RequestState, stop: int) -> IndexArray:
+        return state.indices(0, stop)
+
     def extend_demand(self, state: RequestState, num_tokens: int) -> int:
         page_ceil = self.allocator.page_ceil
         return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)

@@ -68,7 +68,6 @@ class RecurrentComponent(TreeComponent):
 
     kind = _REC
     miss_reason = MissReason.NO_SNAPSHOT
-    holds_while_running = False
 
     def __init__(
         self,
@@ -117,7 +116,9 @@ class RecurrentComponent(TreeComponent):
             return
         self.allocator.ledger.check_held(np.array([slot], np.int32), params.key.dp_rank)
 
-    def insert_cuts(self, params: InsertParams) -> Sequence[int]:
+    def insert_cuts(
+        self, params: InsertParams, path: Sequence[UnifiedTreeNode], prefix_len: int
+    ) -> Sequence[int]:
         return () if params.recurrent_seqlen is None else (params.recurrent_seqlen,)
 
     def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
@@ -170,7 +171,11 @@ class RecurrentComponent(TreeComponent):
     def started(self, state: RequestState) -> None:
         self.slots(state).clone_src = None
 
-    def demand(self, num_tokens: int) -> int:
+    def needs_lock(self, state: RequestState) -> bool:
+        """Until the copy of the snapshot is dispatched."""
+        return self.slots(state).clone_src is not None
+
+    def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
         return self.plan.request_owned_slots
 
     def admit_demand(self) -> int:

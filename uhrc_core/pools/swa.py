@@ -1,0 +1,103 @@
+"""SWATokenToKVPoolAllocator: SWA indices, and the map from FULL indices to them.
+
+A request's row and the tree's nodes name tokens by FULL index. The pool of the window layers is
+smaller and has indices of its own, so each page of the FULL pool is mapped to the page of this pool
+that holds the same tokens, or to none once they have left the window.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from uhrc_core.errors import InvalidIndexError
+from uhrc_core.node import IndexArray
+from uhrc_core.pools.allocator import PagedIndexAllocator
+
+
+class SWATokenToKVPoolAllocator(PagedIndexAllocator):
+    """A page here is mapped exactly as long as it is not free, so no mapping can outlive its data.
+
+    Call `cover` with the size of the FULL pool before anything is allocated.
+    """
+
+    def cover(self, num_full_indices: int) -> None:
+        """Make the map one of a FULL pool of ``num_full_indices`` per rank, all unmapped."""
+        self._here: IndexArray = np.full(
+            (self.dp_size, num_full_indices // self.page_size), -1, np.int32
+        )
+        self._full: IndexArray = np.full((self.dp_size, self.ledger.num_pages), -1, np.int32)
+
+    def translate(self, full_indices: IndexArray, dp_rank: int = 0) -> IndexArray:
+        """int32[n]: the index here of each FULL index, -1 where there is none.
+
+        Raises:
+            InvalidIndexError: an index is outside the FULL pool.
+        """
+        if not len(full_indices):
+            return np.empty(0, np.int32)
+        here: IndexArray = self._here[dp_rank]
+        if int(full_indices.min()) < 0 or int(full_indices.max()) >= len(here) * self.page_size:
+            raise InvalidIndexError(
+                f"indices: outside the FULL pool's [0, {len(here) * self.page_size})"
+            )
+        if self.page_size == 1:
+            return here[full_indices]
+        pages: IndexArray = here[full_indices // self.page_size]
+        return np.where(pages < 0, pages, pages * self.page_size + full_indices % self.page_size)
+
+    def alloc_for(self, full_indices: IndexArray, dp_rank: int = 0) -> IndexArray | None:
+        """int32[n] in fresh pages, mapped from FULL indices that fill pages (the last in part).
+
+        ``None`` when the rank is short.
+
+        Raises:
+            InvalidIndexError: one of them is mapped already, or no page of the FULL pool.
+        """
+        if (self.translate(full_indices, dp_rank) >= 0).any():
+            raise InvalidIndexError("indices: some have an SWA index already")
+        full_pages = self.pages(full_indices)
+        fresh = self.alloc(len(full_indices), dp_rank)
+        if fresh is not None:
+            self._map(full_pages, self.pages(fresh), dp_rank)
+        return fresh
+
+    def free_for(self, full_indices: IndexArray, dp_rank: int = 0) -> None:
+        """Free what FULL indices (whole pages, the last in part) are mapped to, where they are."""
+        mapped = self.translate(full_indices, dp_rank)
+        self.free(mapped[mapped >= 0], dp_rank)
+
+    def move(self, source: IndexArray, target: IndexArray, dp_rank: int) -> None:
+        """What the FULL indices ``source`` are mapped to, ``target`` (unmapped) is instead."""
+        source_pages, target_pages = self.pages(source), self.pages(target)
+        moved = self._here[dp_rank][source_pages]
+        assert (self._here[dp_rank][target_pages] < 0).all() and (moved >= 0).all()
+        self._here[dp_rank][source_pages] = -1
+        self._map(target_pages, moved, dp_rank)
+
+    def free(self, indices: IndexArray, dp_rank: int = 0) -> None:
+        super().free(indices, dp_rank)
+        self._unmap(indices, dp_rank)
+
+    def reclaim(self, indices: IndexArray, dp_rank: int) -> None:
+        super().reclaim(indices, dp_rank)
+        self._unmap(indices, dp_rank)
+
+    def reset(self) -> None:
+        super().reset()
+        self._here.fill(-1)
+        self._full.fill(-1)
+
+    def mapped_pages(self, dp_rank: int) -> tuple[IndexArray, IndexArray]:
+        """FULL pages that are mapped, ascending, and the page each is mapped to; for the audit."""
+        full = np.flatnonzero(self._here[dp_rank] >= 0).astype(np.int32)
+        return full, self._here[dp_rank][full]
+
+    def _map(self, full_pages: IndexArray, pages: IndexArray, dp_rank: int) -> None:
+        self._here[dp_rank][full_pages] = pages
+        self._full[dp_rank][pages] = full_pages
+
+    def _unmap(self, indices: IndexArray, dp_rank: int) -> None:
+        pages = self.pages(indices)
+        full_pages = self._full[dp_rank][pages]
+        self._here[dp_rank][full_pages[full_pages >= 0]] = -1
+        self._full[dp_rank][pages] = -1
