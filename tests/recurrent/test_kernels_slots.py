@@ -32,11 +32,11 @@ def conv_inputs(kernel, rows=3, width=12, channels=5):
     )
 
 
-def conv_expected(x, weight, state):
+def conv_expected(x, weight, state, bias=0.0):
     """float64, one row: y [n, C] and the last kernel - 1 inputs."""
     inputs = np.concatenate([state, x]).astype(np.float64)
     kernel = weight.shape[1]
-    y = np.stack([(inputs[t : t + kernel] * weight.T).sum(0) for t in range(len(x))])
+    y = np.stack([(inputs[t : t + kernel] * weight.T).sum(0) for t in range(len(x))]) + bias
     return y / (1 + np.exp(-y)), inputs[len(x) :]
 
 
@@ -73,6 +73,18 @@ def test_conv_cut_anywhere_gives_the_same_bits_as_uncut_and_as_steps(kernel):
         y, now = step(x[:, t], weight, now)
         assert np.array_equal(y, whole[:, t])
     assert np.array_equal(now, final)
+
+
+@conv_forms
+def test_conv_adds_a_bias_per_channel_before_the_activation(implementation):
+    x, weight, state = conv_inputs(4)
+    bias, lens = np.float32([0.5, -1, 0, 2, -3]), np.full(3, 12, np.int32)
+    y, _ = conv1d_prefill(x, weight, state, lens, bias, implementation=implementation)
+    stepped, _ = conv1d_step(x[:, 0], weight, state, bias, implementation=implementation)
+    for row in range(3):
+        expected, _ = conv_expected(x[row], weight, state[row], bias)
+        np.testing.assert_allclose(y[row], expected, atol=1e-6)
+        np.testing.assert_allclose(stepped[row], expected[0], atol=1e-6)
 
 
 def test_conv_state_keeps_the_dtype_of_the_model():

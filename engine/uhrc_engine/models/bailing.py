@@ -13,7 +13,7 @@ from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.errors import UnsupportedModelError
-from uhrc_engine.models.hybrid import CosSin, HybridDecoder, Step, read_recurrent
+from uhrc_engine.models.hybrid import CosSin, HybridDecoder, ModuleNames, Step, read_recurrent
 from uhrc_engine.models.kda import KDA
 from uhrc_engine.models.linear_attention import lightning, split
 from uhrc_engine.models.mla import MLA
@@ -75,12 +75,12 @@ class Bailing(HybridDecoder):
             f"gla); architectures = {config.get('architectures')!r}"
         )
 
-    def _names(self, tensors: TensorReader) -> tuple[str, str]:
+    def _names(self, tensors: TensorReader) -> ModuleNames:
         """The layers after the last are for multi-token prediction, and left unread."""
         layers = len(self.layer_caches)
         for i in range(layers, layers + self.num_mtp_layers):
             tensors.skip_under(f"model.layers.{i}")
-        return "model", "word_embeddings"
+        return ModuleNames(embedding="word_embeddings")
 
     def _load_feed_forward(
         self, tensors: TensorReader, index: int, prefix: str, dtype: Any

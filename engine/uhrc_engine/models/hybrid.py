@@ -32,6 +32,15 @@ class Step(NamedTuple):
     """Of the new tokens' positions; None for a model that rotates nothing."""
 
 
+class ModuleNames(NamedTuple):
+    """What a checkpoint calls the module that holds the layers, and two modules in it."""
+
+    root: str = "model"
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    """The one after the last layer."""
+
+
 class HybridDecoder(Model):
     """Token embedding, layers in pre-norm residual form, a last norm and a head.
 
@@ -66,22 +75,22 @@ class HybridDecoder(Model):
 
     def load_params(self, tensors: TensorReader, dtype: Any) -> Params:
         """{"embed", "head", "norm", "layers": one dict per layer}."""
-        root, embedding = self._names(tensors)
+        names = self._names(tensors)
         shape = (self.vocab_size, self.hidden)
         params: Params = blocks.take_embeddings(
-            tensors, shape, self.tied, dtype, name=f"{root}.{embedding}"
+            tensors, shape, self.tied, dtype, name=f"{names.root}.{names.embedding}"
         )
         params["layers"] = tuple(
-            self._load_layer(tensors, i, f"{root}.layers.{i}", dtype)
+            self._load_layer(tensors, i, f"{names.root}.layers.{i}", dtype)
             for i in range(len(self.layer_caches))
         )
-        params["norm"] = self._take_norm(tensors, f"{root}.norm", dtype)
+        params["norm"] = self._take_norm(tensors, f"{names.root}.{names.norm}", dtype)
         return params
 
-    def _names(self, tensors: TensorReader) -> tuple[str, str]:
-        """What the checkpoint calls the module that holds the layers, and the embedding in it."""
+    def _names(self, tensors: TensorReader) -> ModuleNames:
+        """How the checkpoint names its modules; declares what it has beside them."""
         del tensors
-        return "model", "embed_tokens"
+        return ModuleNames()
 
     def _load_layer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
         """{"attention_norm", "mixer", "mlp_norm"} and what `moe.feed_forward` wants."""
@@ -112,7 +121,7 @@ class HybridDecoder(Model):
         step = Step(inputs, self._cos_sin(inputs.positions))
         unread = {kind: iter(layers) for kind, layers in caches.items()}
         written: dict[str, list[Any]] = {kind: [] for kind in caches}
-        x = params["embed"][inputs.token_ids]
+        x = self._embed(params, inputs.token_ids)
         for index, layer in enumerate(params["layers"]):
             kind = self.layer_caches[index].component
             x, cache = self._layer(index, layer, x, next(unread[kind]), step)
@@ -120,6 +129,10 @@ class HybridDecoder(Model):
         x = self._norm(x, params["norm"])
         logits = blocks.last_token_logits(x, params["head"], inputs)
         return logits, {kind: tuple(layers) for kind, layers in written.items()}
+
+    def _embed(self, params: Params, token_ids: jax.Array) -> jax.Array:
+        """int32[R, W] token ids -> [R, W, hidden]."""
+        return params["embed"][token_ids]
 
     def _cos_sin(self, positions: jax.Array) -> CosSin | None:
         """Angles for int32[R, W] positions; None where nothing is rotated."""

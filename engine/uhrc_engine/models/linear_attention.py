@@ -52,17 +52,21 @@ def run_tokens(
 
 
 def short_conv(
-    x: jax.Array, weight: jax.Array, states: tuple[jax.Array, ...], inputs: StepInputs
+    x: jax.Array,
+    weight: jax.Array,
+    states: tuple[jax.Array, ...],
+    inputs: StepInputs,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The causal convolution and SiLU over x [R, W, C]; weight [C, kernel].
+    """The causal convolution and SiLU over x [R, W, C]; weight [C, kernel], bias [C] if any.
 
     states: [R, kernel - 1, c] of consecutive runs of the C channels, which are convolved together.
     Returns [R, W, C] and the final states.
     """
     state = jnp.concatenate(states, axis=-1)
     y, state = run_tokens(
-        lambda token, state: conv1d_step(token, weight, state),
-        lambda tokens, state, lens: conv1d_prefill(tokens, weight, state, lens),
+        lambda token, state: conv1d_step(token, weight, state, bias),
+        lambda tokens, state, lens: conv1d_prefill(tokens, weight, state, lens, bias),
         x,
         state,
         inputs,

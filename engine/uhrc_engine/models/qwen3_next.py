@@ -12,7 +12,7 @@ from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.gdn import GDN
 from uhrc_engine.models.gqa import gqa_attend
-from uhrc_engine.models.hybrid import CosSin, HybridDecoder, Step, read_recurrent
+from uhrc_engine.models.hybrid import CosSin, HybridDecoder, ModuleNames, Step, read_recurrent
 from uhrc_engine.models.linear_attention import split
 from uhrc_engine.models.rope import rope_from_config, rotate
 from uhrc_full.layout import GQAShape
@@ -71,14 +71,14 @@ class Qwen3Next(HybridDecoder):
         blocks.require(text_config(config), "attention_bias", False)
         return cls(config)
 
-    def _names(self, tensors: TensorReader) -> tuple[str, str]:
+    def _names(self, tensors: TensorReader) -> ModuleNames:
         """In the multimodal checkpoints, whose vision tower and MTP layers are left unread, the
         language model is one of two."""
         tensors.skip_under("model.visual")
         tensors.skip_under("mtp")
         nested = "model.language_model"
         is_nested = f"{nested}.embed_tokens.weight" in tensors
-        return nested if is_nested else "model", "embed_tokens"
+        return ModuleNames(nested if is_nested else "model")
 
     def _take_norm(self, tensors: TensorReader, name: str, dtype: Any) -> jax.Array:
         return blocks.take_centered(tensors, name, self.hidden)
