@@ -66,7 +66,7 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
         ConfigError: the model is not known, so the pools have no shape.
         PluginError: a plugin's factory raised.
     """
-    if any(not part.layers for part in resolved.components):
+    if any(part.pool is None for part in resolved.components):
         raise ConfigError(
             "model.hf_config: not set, so the pools have no shape; set it, or pass hf_config to "
             "resolve"

@@ -14,6 +14,10 @@ from uhrc_core.specs import INDEX_MAX
 LAYERS_MAX = 4096
 
 
+#: Families that leave their pattern to the code: every n-th layer is full.
+_WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+
+
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a config, which multimodal models nest."""
     nested = hf_config.get("text_config")
@@ -38,6 +42,27 @@ def linear_layers_of(
     if kinds is None:
         return tuple(i for i in range(num_layers) if default(i))
     return tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+
+
+def window_layers_of(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """0-based ids of the sliding-window layers, in any of the ways configs say it.
+
+    From ``layer_types`` if it is there; else all but every ``sliding_window_pattern``-th (Gemma 3,
+    Cohere 2); else those from ``max_window_layers`` on (Qwen 2); else all (Mistral).
+    """
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
+        return ()
+    kinds = layer_types_of(config)
+    if kinds is not None:
+        return tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    family = str(config.get("model_type"))
+    pattern = size_of(config, "sliding_window_pattern", 0) or _WINDOW_PATTERNS.get(family, 0)
+    if pattern:
+        return tuple(i for i in range(num_layers) if (i + 1) % pattern)
+    first = 0
+    if "use_sliding_window" in config and config.get("max_window_layers") != 0:
+        first = size_of(config, "max_window_layers", num_layers)
+    return tuple(range(first, num_layers))
 
 
 def layer_types_of(config: Mapping[str, Any]) -> Sequence[str] | None:

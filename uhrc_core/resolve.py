@@ -108,10 +108,10 @@ class _Resolver:
         return registry
 
     def _pick(self, layers: Sequence[LayerKind], registry: Registry) -> dict[str, ComponentParams]:
-        """The components that the model's layers ask for, with their default tables."""
+        """The components that the model's layers ask for, and FULL, with their default tables."""
         reader = TableReader()
         picked: dict[str, ComponentParams] = {}
-        for kind in sorted({layer.component for layer in layers}):
+        for kind in sorted({ComponentType.FULL, *(layer.component for layer in layers)}):
             specs = [spec for spec in registry.components.values() if spec.kind is kind]
             if len(specs) != 1:
                 names = ", ".join(spec.name for spec in specs) or "none"
@@ -214,7 +214,7 @@ class _Resolver:
                     f"components: {' and '.join(names)} are both {kind.name}; keep one of them"
                 )
             modelled = any(layer.component is kind for layer in layers)
-            if layers and names and not modelled:
+            if layers and names and not modelled and kind is not ComponentType.FULL:
                 self.problems.append(
                     f"components.{names[0]}: the model has no {kind.name} layer; remove the table"
                 )

@@ -16,7 +16,8 @@ class ResolvedComponent:
 
     Attributes:
         params: its table, ``num_units`` set.
-        layers: the model's layers it serves, in layer order; empty when no model is known.
+        layers: the model's layers it serves, in layer order; empty when no model is known, and of
+            FULL, whose indices name a request's tokens, in a model of window layers alone.
         pool: the buffers of its device pool; ``None`` when no model is known.
     """
 

@@ -33,6 +33,7 @@ class PoolSizing:
 
     def __init__(self, cache: CacheConfig, hbm_bytes: int | None) -> None:
         self.problems: list[str] = []
+        self._modelled = False
         self._cache = cache
         self._hbm_bytes = hbm_bytes
 
@@ -41,7 +42,8 @@ class PoolSizing:
 
         Incomplete when it notes ``problems``.
         """
-        sizes = [(part, _num_units(part)) for part in parts]
+        self._modelled = any(part.layers for part in parts)
+        sizes = [(part, _num_units(part) or self._free_size(part)) for part in parts]
         planned = {
             part.spec.name: self._checked(part, size) for part, size in sizes if size is not None
         }
@@ -62,6 +64,15 @@ class PoolSizing:
                 "them smaller"
             )
         return tuple(planned[part.spec.name] for part in parts if part.spec.name in planned)
+
+    def _free_size(self, part: ResolvedComponent) -> int | None:
+        """For a pool that takes no memory, as the model has no layer for it: what all requests may
+        hold; else ``None``."""
+        if part.layers or not self._modelled:
+            return None
+        cache = self._cache
+        pages = -(-cache.max_context_len // cache.page_size) * cache.max_requests
+        return min(pages, INDEX_MAX // cache.dp_size // cache.page_size) * cache.page_size
 
     def _filling(self, part: ResolvedComponent, num_bytes: int) -> ResolvedComponent:
         """The part with the largest pool that ``num_bytes`` hold on one dp rank."""
@@ -85,7 +96,8 @@ class PoolSizing:
         """The part planned, after checking the size that its table gives."""
         cache = self._cache
         key = f"{part.key}.{part.params.size_key} = {num_units}"
-        whole = _num_units(replace(part, params=self._resized(part, num_units)))
+        part = replace(part, params=self._resized(part, num_units))
+        whole = _num_units(part)
         num_min = self._num_units_min(part)
         if whole != num_units:
             self.problems.append(
@@ -114,7 +126,7 @@ class PoolSizing:
         return call_factory(part.key, "with_num_units", params, resize, num_units, page_size)
 
     def _planned(self, part: ResolvedComponent) -> ResolvedComponent:
-        if not part.layers:
+        if not self._modelled:
             return part
         spec = part.spec
         try:

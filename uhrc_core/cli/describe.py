@@ -53,7 +53,7 @@ def print_description(facts: dict[str, Any]) -> None:
             f"{part['eviction_priority']} (leaf 0)",
             f"{part['num_units']:,} {part['unit']}",
             _bytes(part["pool_bytes"]),
-            str(part["num_layers"] or "unknown"),
+            "unknown" if part["pool_bytes"] is None else str(part["num_layers"]),
         )
     console.print(table)
     for part in facts["components"]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import full_attention_layer, layer_types_of, num_layers_of, text_config
+from uhrc_core.hf_config import (
+    full_attention_layer,
+    layer_types_of,
+    num_layers_of,
+    text_config,
+    window_layers_of,
+)
 from uhrc_core.plan import LayerKind
 
 #: Parts of config keys and model types that tell of layers that are not full attention.
@@ -47,7 +53,7 @@ def attention_of(layer: LayerKind) -> str:
 def _has_other_layers(config: Mapping[str, Any]) -> bool:
     if any(kind != "full_attention" for kind in layer_types_of(config) or ()):
         return True
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
+    if window_layers_of(config, num_layers_of(config, 0)):
         return True
     named = [str(config.get("model_type")), *(key for key, value in config.items() if value)]
     return any(part in name for part in _OTHER_KINDS for name in named)

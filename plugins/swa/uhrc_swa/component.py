@@ -12,7 +12,6 @@ tokens are computed, it has no SWA data of its own before ``swa_evicted_seqlen(c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,51 +23,9 @@ from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import InsertParams, InsertResult, MatchResult, MissReason
 from uhrc_core.pools import PagedIndexAllocator, SWATokenToKVPoolAllocator
 from uhrc_core.request_state import RequestState
+from uhrc_swa.window import WindowPlan
 
 _SWA = ComponentType.SWA
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPlan:
-    """What a window takes, in tokens.
-
-    Attributes:
-        window_tokens: how many tokens a token attends to, itself included.
-        extend_tokens: most tokens that one forward adds to a request.
-        page_size: tokens per page.
-    """
-
-    window_tokens: int
-    extend_tokens: int
-    page_size: int
-
-    def swa_evicted_seqlen(self, computed_len: int) -> int:
-        """Whole pages at the start of a sequence that ``computed_len`` tokens have left behind.
-
-        The window and one page are kept, so that the sequence can be hit again both at its last
-        page's end and, where its very last token must be computed again, a page earlier.
-        """
-        gone = max(computed_len - self.window_tokens - self.page_size, 0)
-        return gone - gone % self.page_size
-
-    @property
-    def locked_tokens(self) -> int:
-        """What a lock holds: one window in whole pages."""
-        return self._page_ceil(self.window_tokens)
-
-    @property
-    def request_owned_tokens(self) -> int:
-        """The most a running request owns: the window and a forward's tokens, in whole pages, the
-        page kept, and one more for ends that fall inside pages."""
-        return self.locked_tokens + self._page_ceil(self.extend_tokens) + 2 * self.page_size
-
-    @property
-    def request_tokens(self) -> int:
-        """The most a running request owns and has locked in the tree."""
-        return self.request_owned_tokens + self.locked_tokens
-
-    def _page_ceil(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) * self.page_size
 
 
 class SWAComponent(TreeComponent):

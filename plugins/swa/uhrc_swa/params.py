@@ -1,0 +1,94 @@
+"""SWAParams: the table ``[components.swa]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from uhrc_core.config import Config
+from uhrc_core.errors import ConfigError
+from uhrc_core.plan import LayerKind
+from uhrc_core.specs import INDEX_MAX, ComponentParams, PositiveInt
+from uhrc_swa.window import WindowPlan
+
+
+class SWAParams(ComponentParams):
+    """The KV pool of the sliding-window layers."""
+
+    size_key = "num_tokens"
+
+    window_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens a token attends to, itself included; unset: the model's.",
+    )
+    num_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Pool size per dp rank; unset: what cache.max_requests requests own, and "
+        "prefix_headroom on top.",
+    )
+    prefix_headroom: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0,
+        description="Where num_tokens is unset: tokens for cached prefixes, per token a request "
+        "owns.",
+    )
+    extend_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Most tokens one forward adds to a request; unset: "
+        "scheduler.chunked_prefill_size, else cache.max_context_len.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Type of the cached values."
+    )
+    platform: Literal["cpu", "gpu", "tpu"] = Field(
+        default="cpu", description="Whose physical layout the pool has; a TPU pads small heads."
+    )
+
+    def plan(self, page_size: int) -> WindowPlan:
+        """What a window takes; of a settled table."""
+        assert self.window_tokens is not None and self.extend_tokens is not None
+        return WindowPlan(self.window_tokens, self.extend_tokens, page_size)
+
+    @property
+    def num_units(self) -> int | None:
+        return self.num_tokens
+
+    def with_num_units(self, num_units: int, page_size: int) -> Self:
+        return self.model_copy(update={"num_tokens": num_units - num_units % page_size})
+
+    def num_units_min(self, page_size: int, max_context_len: int) -> int:
+        """What one request owns, and the window it has locked in the tree."""
+        return self._within(page_size, max_context_len, self.plan(page_size).request_tokens)
+
+    def settled(self, config: Config, layers: Sequence[LayerKind]) -> Self:
+        windows = sorted({layer.shape["window_tokens"] for layer in layers})
+        if len(windows) > 1:
+            raise ConfigError(
+                f"window_tokens: the model's layers have windows of {windows}, and one pool frees "
+                "all of them at once"
+            )
+        window = self.window_tokens or next(iter(windows), None)
+        if window is None:
+            raise ConfigError("window_tokens: not set; set it, or model.hf_config")
+        if windows and windows != [window]:
+            raise ConfigError(f"window_tokens = {window}: the model's is {windows[0]}")
+        cache = config.cache
+        chunk = config.scheduler.chunked_prefill_size
+        table = self.model_copy(
+            update={
+                "window_tokens": window,
+                "extend_tokens": self.extend_tokens or chunk or cache.max_context_len,
+            }
+        )
+        if table.num_tokens is None:
+            owned = table.plan(cache.page_size).request_owned_tokens
+            owned = self._within(cache.page_size, cache.max_context_len, owned)
+            pages = math.ceil(cache.max_requests * owned * (1 + self.prefix_headroom))
+            limit = INDEX_MAX // cache.dp_size
+            return table.with_num_units(min(pages, limit), cache.page_size)
+        return table
+
+    def _within(self, page_size: int, max_context_len: int, num_tokens: int) -> int:
+        return min(-(-max_context_len // page_size) * page_size, num_tokens)

@@ -1,0 +1,90 @@
+"""What uhrc-swa declares: the SWA component, and the models with sliding-window layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from uhrc_core.component import ComponentContext, ComponentSpec
+from uhrc_core.hookspecs import hookimpl
+from uhrc_core.node import ComponentType
+from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.pools import SWATokenToKVPoolAllocator
+from uhrc_full import layout
+from uhrc_swa.model_layers import window_layers
+from uhrc_swa.params import SWAParams
+
+if TYPE_CHECKING:
+    from uhrc_full.pool import KVPool
+    from uhrc_swa.component import SWAComponent
+
+UHRC_API = (1, 0)
+
+EVICTION_PRIORITY = 1
+_IMPLEMENTATIONS = ("reference", "xla")
+
+
+@hookimpl
+def uhrc_component_specs() -> list[ComponentSpec]:
+    return [
+        ComponentSpec(
+            kind=ComponentType.SWA,
+            name="swa",
+            params_model=SWAParams,
+            eviction_priority=EVICTION_PRIORITY,
+            make_component=make_component,
+            plan_pool=plan_pool,
+            make_device_pool=make_device_pool,
+            kernels={"window_attention": _IMPLEMENTATIONS},
+        )
+    ]
+
+
+@hookimpl
+def uhrc_layer_kinds(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
+    return window_layers(hf_config)
+
+
+def make_component(params: SWAParams, context: ComponentContext) -> SWAComponent:
+    """The control plane: tree component, index allocator and full-to-SWA map."""
+    from uhrc_swa.component import SWAComponent
+
+    assert params.num_tokens is not None
+    allocator = SWATokenToKVPoolAllocator(params.num_tokens, context.page_size, context.dp_size)
+    plan = params.plan(context.page_size)
+    return SWAComponent(allocator, context.policy, EVICTION_PRIORITY, plan)
+
+
+def plan_pool(
+    params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
+) -> PoolPlan:
+    """The buffers of the KV pool of the window layers."""
+    plan = _layout(params, context, layers)
+    buffers = (
+        BufferPlan(f"layer{spec.layer}.{spec.name}", spec.shape, spec.dtype)
+        for spec in plan.buffers
+    )
+    return PoolPlan(tuple(buffers), plan.num_tokens)
+
+
+def make_device_pool(
+    params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind], mesh: Any = None
+) -> KVPool:
+    """Allocates the KV pool; over ``mesh`` (axes "data", "tensor") if there is one. Imports jax."""
+    from uhrc_full.pool import KVPool
+
+    return KVPool(_layout(params, context, layers), mesh)
+
+
+def _layout(
+    params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
+) -> layout.PoolPlan:
+    assert params.num_tokens is not None
+    return layout.plan_pool(
+        [layout.GQAShape(layer.shape["num_kv_heads"], layer.shape["head_dim"]) for layer in layers],
+        page_size=context.page_size,
+        num_tokens=params.num_tokens,
+        dp_size=context.dp_size,
+        dtype=params.dtype,
+        platform=params.platform,
+    )
