@@ -1,5 +1,6 @@
-"""What authors of components and caches test with: a naive reference to compare against."""
+"""What authors of plugins test with: conformance suites to inherit, and a naive reference cache."""
 
+from uhrc_core.testing.recurrent import RecurrentBackendConformance
 from uhrc_core.testing.reference import ReferenceCache, contents
 
-__all__ = ["ReferenceCache", "contents"]
+__all__ = ["RecurrentBackendConformance", "ReferenceCache", "contents"]
