@@ -7,8 +7,7 @@ and how far a lock reaches is the component's business (`TreeComponent`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,25 +28,8 @@ from uhrc_core.params import (
     InsertResult,
     MatchPrefixParams,
     MatchResult,
-    MissReason,
 )
-
-_GHOST_LIMIT = 4096
-
-
-@dataclass(slots=True)
-class _Walk:
-    """How far a key leads into the tree, found without changing it.
-
-    ``path`` has the nodes in order, the last possibly matched in part; the best hit ends
-    ``best_len`` tokens deep, at ``path[best_count - 1]``.
-    """
-
-    path: list[UnifiedTreeNode]
-    full_len: int
-    best_count: int
-    best_len: int
-    miss_reason: MissReason | None
+from uhrc_core.walk import TreeWalker, Walk
 
 
 class UnifiedRadixCache(BasePrefixCache):
@@ -60,8 +42,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
         self._nodes = {0: self._root}
         self._now = 0
-        # Children evicted lately, so that a miss can say "evicted" and not "never seen".
-        self._ghosts: dict[tuple[int, Hashable], None] = {}
+        self._walker = TreeWalker(self._root, self.components, self.page_size)
         self._stats = CacheStats()
         self._events = EventLog()
 
@@ -97,58 +78,11 @@ class UnifiedRadixCache(BasePrefixCache):
     def peek_prefix_len(self, key: RadixKey) -> int:
         return self._walk(key).best_len
 
-    def _walk(self, key: RadixKey) -> _Walk:
+    def _walk(self, key: RadixKey) -> Walk:
         self.token_allocator.ledger.check_rank(key.dp_rank)
-        limit = key.page_floor(self.page_size)
-        path, full_len = self._descend(key, limit)
-        validators = [component.match_validator() for component in self.components]
-        best_count = best_len = start = 0
-        rejected_by = -1
-        for count, node in enumerate(path, 1):
-            stop = min(node.end, full_len)
-            accepted = True
-            for index, accepts in enumerate(validators):  # all see every node, in order
-                if not accepts(node, stop - start):
-                    accepted, rejected_by = False, index
-            if accepted:
-                best_count, best_len = count, stop
-            start = stop
-        reason: MissReason | None = None
-        if best_len < full_len:
-            reason = self.components[rejected_by].miss_reason
-        elif best_len < limit:
-            reason = self._reason_for_end(key, path, full_len)
-        return _Walk(path, full_len, best_count, best_len, reason)
+        return self._walker.walk(key)
 
-    def _descend(self, key: RadixKey, limit: int) -> tuple[list[UnifiedTreeNode], int]:
-        """Nodes that ``key[:limit]`` passes and how many tokens of it they hold (whole pages)."""
-        path: list[UnifiedTreeNode] = []
-        page, page_size, starts_with = key.page, self.page_size, key.starts_with
-        pos = 0
-        child = self._root.children.get((key.namespace, page(0, page_size))) if limit else None
-        while child is not None:
-            path.append(child)
-            if child.end > limit or not starts_with(child.key, pos):
-                pos += key.common_len(child.key, pos, limit)
-                pos -= pos % page_size
-                break
-            pos = child.end
-            child = child.children.get(page(pos, page_size)) if pos < limit else None
-        return path, pos
-
-    def _child_key(self, parent: UnifiedTreeNode, key: RadixKey, start: int) -> Hashable:
-        page = key.page(start, self.page_size)
-        return page if parent is not self._root else (key.namespace, page)
-
-    def _reason_for_end(
-        self, key: RadixKey, path: list[UnifiedTreeNode], full_len: int
-    ) -> MissReason:
-        node = path[-1] if path else self._root
-        ghost = (node.id, self._child_key(node, key, full_len))
-        at_end = node.end == full_len
-        return MissReason.FULL_EVICTED if at_end and ghost in self._ghosts else MissReason.NO_PREFIX
-
-    def _count_match(self, key: RadixKey, walk: _Walk) -> None:
+    def _count_match(self, key: RadixKey, walk: Walk) -> None:
         stats = self._stats
         stats.match_count += 1
         stats.query_num_tokens += len(key)
@@ -204,7 +138,7 @@ class UnifiedRadixCache(BasePrefixCache):
                 f"value: {len(value)} indices for a key of {len(key)} tokens; "
                 "pass one FULL index per token"
             )
-        path, prefix_len = self._descend(key, length)
+        path, prefix_len = self._walker.descend(key, length)
         held = params.prev_prefix_len
         if held % self.page_size or held > prefix_len:
             raise InvalidParamsError(
@@ -233,9 +167,9 @@ class UnifiedRadixCache(BasePrefixCache):
         self, parent: UnifiedTreeNode, edge: RadixKey, params: InsertParams
     ) -> UnifiedTreeNode:
         node = self._new_node(edge, parent, parent.end + len(edge), params.priority)
-        child_key = self._child_key(parent, edge, 0)
+        child_key = self._walker.child_key(parent, edge, 0)
         parent.children[child_key] = node
-        self._ghosts.pop((parent.id, child_key), None)
+        self._walker.forget(parent, child_key)
         for component in self.components:
             component.fill(node, params, self._now)
         self._events.add(CacheEvent(EventKind.STORED, node.id, parent.id, edge))
@@ -250,8 +184,8 @@ class UnifiedRadixCache(BasePrefixCache):
         upper = self._new_node(edge.slice(0, at), parent, depth, node.priority)
         node.key = edge.slice(at, len(edge))
         node.parent = upper
-        parent.children[self._child_key(parent, edge, 0)] = upper
-        upper.children[self._child_key(upper, node.key, 0)] = node
+        parent.children[self._walker.child_key(parent, edge, 0)] = upper
+        upper.children[self._walker.child_key(upper, node.key, 0)] = node
         for component in self.components:
             component.split(upper, node)
         self._events.add(CacheEvent(EventKind.SPLIT, node.id, upper.id, upper.key))
@@ -360,18 +294,13 @@ class UnifiedRadixCache(BasePrefixCache):
         """Take a leaf out of the tree and return its former parent."""
         parent = node.parent
         assert parent is not None and not node.children
-        child_key = self._child_key(parent, node.key, 0)
+        child_key = self._walker.child_key(parent, node.key, 0)
         del parent.children[child_key]
         del self._nodes[node.id]
         node.parent = None
-        self._remember_ghost((parent.id, child_key))
+        self._walker.remember(parent, child_key)
         self._events.add(CacheEvent(EventKind.REMOVED, node.id))
         return parent
-
-    def _remember_ghost(self, ghost: tuple[int, Hashable]) -> None:
-        self._ghosts[ghost] = None
-        if len(self._ghosts) > _GHOST_LIMIT:
-            del self._ghosts[next(iter(self._ghosts))]
 
     # -- state ---------------------------------------------------------------------------------
 
