@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.loading import load_config, parse_config
 from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedConfig
+from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_engine.config import EngineTable
+from uhrc_engine.models.contract import Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
 from uhrc_engine.scheduler import FEATURES, SchedulerLimits
 from uhrc_engine.weights import Pretrained
@@ -70,13 +72,14 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
     _check_suits(config, pretrained)
     config = _with_chunk_size(config)
     resolved = resolve(config, hf_config=pretrained.config, engine_features=FEATURES)
+    _check_layers(resolved, pretrained.model)
     pools: dict[str, DevicePool] = make_device_pools(resolved)
     table, chunk_size = config.table(EngineTable), config.scheduler.chunked_prefill_size
     assert chunk_size is not None
     runner = Runner(
         pretrained.model,
         pretrained.params,
-        {part.spec.kind.name.lower(): pools[part.spec.name] for part in resolved.components},
+        {_pool_of(part): pools[part.spec.name] for part in resolved.components},
         step_buckets(table, chunk_size),
         max_pages=-(-config.cache.max_context_len // config.cache.page_size),
     )
@@ -111,6 +114,25 @@ def _check_suits(config: Config, pretrained: Pretrained) -> None:
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
+    """The pools are planned from what plugins read in the model's config; the model reads it, too.
+
+    Raises ConfigError when they disagree on how many layers keep what.
+    """
+    planned = {_pool_of(part): len(part.layers) for part in resolved.components if part.layers}
+    wanted = dict(Counter(cache.component for cache in model.layer_caches))
+    if planned != wanted:
+        raise ConfigError(
+            f"components: the plugins plan layers {planned}, the model has {wanted}; one of "
+            "them reads the model's config.json wrongly"
+        )
+
+
+def _pool_of(part: ResolvedComponent) -> str:
+    """What a model calls the component's pool."""
+    return part.spec.kind.name.lower()
 
 
 def step_buckets(table: EngineTable, chunk_size: int) -> Buckets:

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
 from uhrc_core.params import MatchResult, MissReason
 from uhrc_core.request import RequestLifecycle
 from uhrc_core.scheduling import TokenNeed, admission_tokens, next_chunk_end
@@ -273,7 +272,7 @@ class Scheduler:
         self._head_blocked = False
 
     def _row(self, req: LiveRequest, start: int, stop: int) -> BatchRow:
-        indices = {ComponentType.FULL: self.cache.request_state(req.rid).indices(0, stop)}
+        indices = self.cache.token_indices(req, stop)
         slots = self.cache.state_slots(req, start, stop)
         return BatchRow(req, start, stop, indices, slots, samples=stop == len(req.token_ids))
 

@@ -48,8 +48,8 @@ def assert_same_params(one, other):
 def test_projections_of_one_input_are_fused(folder):
     stored = load_file(folder / "model.safetensors")
     layer = load_pretrained(folder).params["layers"][1]
-    assert layer["qkv"]["weight"].shape == (32, 3 * 32)
-    np.testing.assert_array_equal(layer["qkv"]["weight"][:, :32], stored[Q_PROJ].T)
+    assert layer["mixer"]["qkv"]["weight"].shape == (32, 3 * 32)
+    np.testing.assert_array_equal(layer["mixer"]["qkv"]["weight"][:, :32], stored[Q_PROJ].T)
 
 
 def test_a_tied_head_is_the_embedding_itself(folder):
@@ -76,8 +76,10 @@ def test_shards_load_like_one_file(folder):
 def test_bfloat16_checkpoints_load_and_keep_their_values(folder):
     rounded = load_file(folder / "model.safetensors")[Q_PROJ].astype(ml_dtypes.bfloat16)
     edit_tensors(folder, **{Q_PROJ: rounded})
-    wide = load_pretrained(folder).params["layers"][1]["qkv"]["weight"]
-    narrow = load_pretrained(folder, ml_dtypes.bfloat16).params["layers"][1]["qkv"]["weight"]
+    wide = load_pretrained(folder).params["layers"][1]["mixer"]["qkv"]["weight"]
+    narrow = load_pretrained(folder, ml_dtypes.bfloat16).params["layers"][1]["mixer"]["qkv"][
+        "weight"
+    ]
     assert (wide.dtype, narrow.dtype) == (np.float32, ml_dtypes.bfloat16)
     np.testing.assert_array_equal(wide[:, :32], rounded.T.astype(np.float32))
     np.testing.assert_array_equal(np.asarray(narrow[:, :32]), rounded.T)
@@ -157,7 +159,7 @@ def test_a_third_party_distribution_adds_a_family(tmp_path, monkeypatch):
     [
         ("config.json", None, "has no config.json"),
         ("config.json", b"{", "config.json cannot be read"),
-        ("config.json", b'{"model_type": "llama"}', "the config lacks 'num_attention_heads'"),
+        ("config.json", b'{"model_type": "llama"}', "the config lacks 'num_hidden_layers'"),
         ("model.safetensors", None, "has neither model.safetensors nor"),
         ("model.safetensors", b"\x08", "not a readable safetensors file"),
     ],
@@ -235,7 +237,7 @@ def test_gguf_loads_like_the_directory_it_was_made_from(tmp_path):
     from_gguf = load_pretrained(write_gguf(tmp_path / "tiny.gguf", folder))
     from_folder = load_pretrained(folder)
     assert_same_params(from_gguf.params, from_folder.params)
-    assert from_gguf.model.dims.norm_eps == pytest.approx(from_folder.model.dims.norm_eps)
+    assert from_gguf.model.norm_eps == pytest.approx(from_folder.model.norm_eps)
     np.testing.assert_array_equal(from_gguf.model.rope.inv_freq, from_folder.model.rope.inv_freq)
     assert from_gguf.model.max_context_len == 256
 

@@ -20,12 +20,17 @@ ENTRY_POINT_GROUP = "uhrc.models"
 def _built_in() -> dict[str, type[Model]]:
     from uhrc_engine.models.bailing import Bailing
     from uhrc_engine.models.deepseek_v2 import DeepseekV2
+    from uhrc_engine.models.gemma3 import Gemma3
+    from uhrc_engine.models.gpt_oss import GptOss
     from uhrc_engine.models.kimi_linear import KimiLinear
-    from uhrc_engine.models.llama import Llama
+    from uhrc_engine.models.llama import Llama, Mistral, Qwen2, Qwen3
     from uhrc_engine.models.minimax import MiniMax
     from uhrc_engine.models.qwen3_next import Qwen3Next
 
-    families = (Llama, DeepseekV2, Qwen3Next, KimiLinear, MiniMax, Bailing)
+    dense = (Llama, Mistral, Qwen2, Qwen3, DeepseekV2)
+    windowed = (Gemma3, GptOss)
+    hybrid = (Qwen3Next, KimiLinear, MiniMax, Bailing)
+    families = (*dense, *windowed, *hybrid)
     return {name: family for family in families for name in family.architectures}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from uhrc_engine.models.contract import Params, StepInputs, TensorReader
 from uhrc_engine.models.errors import UnsupportedModelError
 
 HostArray = npt.NDArray[Any]
+GLU = Callable[[jax.Array, jax.Array], jax.Array]
+"""(gate, up) [..., intermediate] each -> what the down projection gets."""
 
 
 def require(config: Mapping[str, Any], key: str, *supported: Any) -> None:
@@ -51,10 +53,15 @@ def linear(x: jax.Array, layer: Params) -> jax.Array:
     return y + layer["bias"] if "bias" in layer else y
 
 
-def swiglu(x: jax.Array, layer: Params) -> jax.Array:
-    """down(silu(gate(x)) * up(x)); gate and up are one matrix [in, 2 * intermediate]."""
+def silu_glu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) * up: what is between the projections of a SwiGLU (Shazeer 2020)."""
+    return jax.nn.silu(gate) * up
+
+
+def swiglu(x: jax.Array, layer: Params, glu: GLU = silu_glu) -> jax.Array:
+    """down(glu(gate(x), up(x))); gate and up are one matrix [in, 2 * intermediate]."""
     gate, up = jnp.split(linear(x, layer["gate_up"]), 2, axis=-1)
-    return linear(jax.nn.silu(gate) * up, layer["down"])
+    return linear(glu(gate, up), layer["down"])
 
 
 def last_token_logits(hidden: jax.Array, head: jax.Array, inputs: StepInputs) -> jax.Array:

@@ -2,146 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
 
 from uhrc_engine.models import blocks
-from uhrc_engine.models.contract import (
-    Caches,
-    LayerCache,
-    Model,
-    Params,
-    StepInputs,
-    TensorReader,
-)
-from uhrc_engine.models.gqa import gqa_attend
-from uhrc_engine.models.rope import Rope, rope_from_config, rotate
-from uhrc_full.layout import GQAShape
+from uhrc_engine.models.contract import Params, TensorReader
+from uhrc_engine.models.decoder import CosSin, Decoder, Step
+from uhrc_engine.models.gqa import GQA, layer_windows
+from uhrc_engine.models.rope import rope_from_config
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaDims:
-    """The numbers of a Llama config, in elements."""
+class Llama(Decoder):
+    """LlamaForCausalLM: every layer is full."""
 
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    tied: bool
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "llama")
 
-
-class Llama(Model):
-    """LlamaForCausalLM, and MistralForCausalLM where it has no sliding window."""
-
-    architectures: ClassVar[tuple[str, ...]] = (
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "llama",
-        "mistral",
-    )
-
-    def __init__(self, dims: LlamaDims, rope: Rope, sizes: tuple[int, int, int]) -> None:
-        """sizes: (layers, vocab, max context)."""
-        self.dims, self.rope = dims, rope
-        num_layers, self.vocab_size, self.max_context_len = sizes
-        shape = GQAShape(dims.kv_heads, dims.head_dim)
-        self.layer_caches = (LayerCache("full", shape),) * num_layers
+    def __init__(self, config: Mapping[str, Any], windows: Sequence[int | None]) -> None:
+        """windows: each layer's, as `layer_windows`. Use `from_hf_config`."""
+        full = GQA.from_config(config)
+        self.attention = tuple(replace(full, window_tokens=window) for window in windows)
+        super().__init__(config, [layer.layer_cache for layer in self.attention])
+        self.intermediate: int = config["intermediate_size"]
+        self.rope = rope_from_config(config, full.head_dim)
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Llama:
         """Reads config.json. Raises UnsupportedModelError for a window or another activation."""
         blocks.require(config, "hidden_act", "silu")
         blocks.require(config, "sliding_window", None)
-        heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        dims = LlamaDims(
-            hidden=config["hidden_size"],
-            intermediate=config["intermediate_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
-            norm_eps=config["rms_norm_eps"],
-            tied=config.get("tie_word_embeddings", False),
-        )
-        sizes = (
-            config["num_hidden_layers"],
-            config["vocab_size"],
-            config["max_position_embeddings"],
-        )
-        return cls(dims, rope_from_config(config, head_dim), sizes)
+        return cls(config, (None,) * config["num_hidden_layers"])
 
-    def load_params(self, tensors: TensorReader, dtype: Any) -> Params:
-        """{"embed", "head", "norm", "layers": one dict per layer}."""
-        dims = self.dims
-        params: Params = blocks.take_embeddings(
-            tensors, (self.vocab_size, dims.hidden), dims.tied, dtype
-        )
-        params["layers"] = tuple(
-            self._load_layer(tensors, f"model.layers.{i}", dtype)
-            for i in range(len(self.layer_caches))
-        )
-        params["norm"] = blocks.take_vector(tensors, "model.norm", dims.hidden, dtype)
-        return params
+    def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
+        return self.attention[index].take(tensors, f"{prefix}.self_attn", dtype)
 
-    def _load_layer(self, tensors: TensorReader, prefix: str, dtype: Any) -> Params:
-        dims = self.dims
-        q_dim, kv_dim = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-        qkv_shapes = tuple((out, dims.hidden) for out in (q_dim, kv_dim, kv_dim))
-        out = (f"{prefix}.self_attn.o_proj",)
-        return {
-            "attention_norm": blocks.take_vector(
-                tensors, f"{prefix}.input_layernorm", dims.hidden, dtype
-            ),
-            "qkv": blocks.take_linear(tensors, qkv, qkv_shapes, dtype),
-            "out": blocks.take_linear(tensors, out, ((dims.hidden, q_dim),), dtype),
-            "mlp_norm": blocks.take_vector(
-                tensors, f"{prefix}.post_attention_layernorm", dims.hidden, dtype
-            ),
-            "mlp": blocks.take_swiglu(
-                tensors, f"{prefix}.mlp", dims.hidden, dims.intermediate, dtype
-            ),
-        }
+    def _load_feed_forward(
+        self, tensors: TensorReader, index: int, prefix: str, dtype: Any
+    ) -> Params:
+        del index
+        mlp = f"{prefix}.mlp"
+        return {"mlp": blocks.take_swiglu(tensors, mlp, self.hidden, self.intermediate, dtype)}
 
-    def forward(
-        self, params: Params, caches: Caches, inputs: StepInputs
-    ) -> tuple[jax.Array, Caches]:
-        """See `Model.forward`."""
-        eps = self.dims.norm_eps
-        cos_sin = self.rope.cos_sin(inputs.positions)
-        x = params["embed"][inputs.token_ids]
-        written = []
-        for layer, cache in zip(params["layers"], caches["full"], strict=True):
-            normed = blocks.rms_norm(x, layer["attention_norm"], eps)
-            attended, cache = self._attention(layer, normed, cache, inputs, cos_sin)
-            x = x + attended
-            x = x + blocks.swiglu(blocks.rms_norm(x, layer["mlp_norm"], eps), layer["mlp"])
-            written.append(cache)
-        x = blocks.rms_norm(x, params["norm"], eps)
-        return blocks.last_token_logits(x, params["head"], inputs), {"full": tuple(written)}
+    def _cos_sin(self, positions: jax.Array) -> CosSin:
+        return self.rope.cos_sin(positions)
 
-    def _attention(
-        self,
-        layer: Params,
-        x: jax.Array,
-        cache: Any,
-        inputs: StepInputs,
-        cos_sin: tuple[jax.Array, jax.Array],
+    def _mix(
+        self, index: int, mixer: Params, x: jax.Array, cache: Any, step: Step
     ) -> tuple[jax.Array, Any]:
-        """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written)."""
-        dims = self.dims
-        heads = blocks.linear(x, layer["qkv"]).reshape(*x.shape[:2], -1, dims.head_dim)
-        q, k, v = (
-            heads[:, :, : dims.heads],
-            heads[:, :, dims.heads : dims.heads + dims.kv_heads],
-            heads[:, :, dims.heads + dims.kv_heads :],
-        )
-        attended, cache = gqa_attend(
-            (rotate(q, cos_sin), rotate(k, cos_sin), v), cache, inputs, dims.head_dim**-0.5
-        )
-        return blocks.linear(attended, layer["out"]), cache
+        assert step.cos_sin is not None
+        return self.attention[index].attend(mixer, x, cache, step.inputs, step.cos_sin)
+
+    def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:
+        return blocks.swiglu(x, layer["mlp"])
+
+
+class Mistral(Llama):
+    """MistralForCausalLM: every layer has the window, if the config has one."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("MistralForCausalLM", "mistral")
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> Mistral:
+        """Reads config.json. Raises UnsupportedModelError for another activation."""
+        blocks.require(config, "hidden_act", "silu")
+        return cls(config, layer_windows(config, lambda index: True))
+
+
+class Qwen2(Llama):
+    """Qwen2ForCausalLM: biases on q, k and v; the later layers may have a window."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM", "qwen2")
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> Qwen2:
+        """Reads config.json. Raises UnsupportedModelError for another activation."""
+        blocks.require(config, "hidden_act", "silu")
+        if not config.get("use_sliding_window"):
+            return cls(config, (None,) * config["num_hidden_layers"])
+        first = config["max_window_layers"]
+        return cls(config, layer_windows(config, lambda index: index >= first))
+
+
+class Qwen3(Qwen2):
+    """Qwen3ForCausalLM: queries and keys are normed, and nothing has a bias."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM", "qwen3")
+
+    def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
+        mixer = super()._load_mixer(tensors, index, prefix, dtype)
+        for name in ("q_norm", "k_norm"):
+            mixer[name] = blocks.take_vector(
+                tensors, f"{prefix}.self_attn.{name}", self.attention[index].head_dim, dtype
+            )
+        return mixer

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
-from uhrc_engine.models.gqa import gqa_attend
+from uhrc_engine.models.gqa import GQA
 from uhrc_engine.models.hybrid import CosSin, HybridDecoder, Step, read_recurrent
 from uhrc_engine.models.linear_attention import lightning, split
-from uhrc_engine.models.rope import rope_from_config, rotate
-from uhrc_full.layout import GQAShape
+from uhrc_engine.models.rope import rope_from_config
 from uhrc_recurrent.backends import GLA as BACKEND
 from uhrc_recurrent.backends import GLAParams
 from uhrc_recurrent.kernels.gla import GLATokens, minimax_log_decay
@@ -51,8 +50,8 @@ class MiniMax(HybridDecoder):
         recurrent = read_recurrent(config, BACKEND)
         sizes = cast("GLAParams", recurrent.params)
         self.heads, self.head_dim = sizes.num_heads, sizes.head_dim
-        self.kv_heads: int = config["num_key_value_heads"]
-        super().__init__(config, BACKEND, recurrent, GQAShape(self.kv_heads, self.head_dim))
+        self.attention = GQA.from_config(config)
+        super().__init__(config, BACKEND, recurrent, self.attention.layer_cache.shape)
         self.rope = rope_from_config(config, config.get("rotary_dim") or self.head_dim)
         self.intermediate: int = config["intermediate_size"]
         self.experts: int = config["num_local_experts"]
@@ -72,25 +71,18 @@ class MiniMax(HybridDecoder):
 
     def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
         prefix = f"{prefix}.self_attn"
-        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-
-        def take(*sizes: tuple[str, int]) -> Params:
-            names = tuple(f"{prefix}.{name}" for name, _ in sizes)
-            shapes = tuple((size, self.hidden) for _, size in sizes)
-            return blocks.take_linear(tensors, names, shapes, dtype)
-
-        out = "out_proj" if self.is_recurrent(index) else "o_proj"
-        mixer = {
-            "out": blocks.take_linear(tensors, (f"{prefix}.{out}",), ((self.hidden, width),), dtype)
-        }
         if not self.is_recurrent(index):
-            qkv = take(("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
-            return mixer | {"qkv": qkv}
+            return self.attention.take(tensors, prefix, dtype)
         for name in DERIVED:
             tensors.skip(f"{prefix}.{name}")
-        return mixer | {
-            "in": take(("qkv_proj", 3 * width), ("output_gate", width)),
+        width = self.heads * self.head_dim
+        names = (f"{prefix}.qkv_proj", f"{prefix}.output_gate")
+        shapes = ((3 * width, self.hidden), (width, self.hidden))
+        out = (f"{prefix}.out_proj",)
+        return {
+            "in": blocks.take_linear(tensors, names, shapes, dtype),
             "norm": blocks.take_vector(tensors, f"{prefix}.norm", width, jnp.float32),
+            "out": blocks.take_linear(tensors, out, ((self.hidden, width),), dtype),
         }
 
     def _load_feed_forward(
@@ -127,12 +119,7 @@ class MiniMax(HybridDecoder):
         if self.is_recurrent(index):
             return self._lightning(index, mixer, x, cache, step)
         assert step.cos_sin is not None
-        sizes = tuple(n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads))
-        parts = split(blocks.linear(x, mixer["qkv"]), sizes)
-        q, k, v = (part.reshape(*x.shape[:2], -1, self.head_dim) for part in parts)
-        qkv = (rotate(q, step.cos_sin), rotate(k, step.cos_sin), v)
-        attended, cache = gqa_attend(qkv, cache, step.inputs, self.head_dim**-0.5)
-        return blocks.linear(attended, mixer["out"]), cache
+        return self.attention.attend(mixer, x, cache, step.inputs, step.cos_sin)
 
     def _lightning(
         self, index: int, mixer: Params, x: jax.Array, cache: Any, step: Step

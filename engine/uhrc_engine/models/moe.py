@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from uhrc_engine.models import blocks
+from uhrc_engine.models.blocks import GLU, silu_glu
 from uhrc_engine.models.contract import Params, TensorReader
 
 Route = Callable[[jax.Array, Params], tuple[jax.Array, jax.Array]]
@@ -61,17 +62,17 @@ class SigmoidRouting:
         return weights * self.scale, chosen
 
 
-def feed_forward(layer: Params, x: jax.Array, route: Route) -> jax.Array:
+def feed_forward(layer: Params, x: jax.Array, route: Route, glu: GLU = silu_glu) -> jax.Array:
     """A layer's feed-forward [R, W, dim]: "mlp" (dense, or the shared expert), routed "experts", or
     the sum of both, as the layer has them. A "shared_gate" [dim, 1] weighs the shared expert.
     """
-    shared = blocks.swiglu(x, layer["mlp"]) if "mlp" in layer else None
+    shared = blocks.swiglu(x, layer["mlp"], glu) if "mlp" in layer else None
     if "experts" not in layer:
         assert shared is not None
         return shared
     tokens = x.reshape(-1, x.shape[-1])
     weights, chosen = route(tokens, layer["router"])
-    routed = experts(tokens, weights, chosen, layer["experts"]).reshape(x.shape)
+    routed = experts(tokens, (weights, chosen), layer["experts"], glu).reshape(x.shape)
     if shared is None:
         return routed
     if "shared_gate" in layer:
@@ -79,19 +80,29 @@ def feed_forward(layer: Params, x: jax.Array, route: Route) -> jax.Array:
     return shared + routed
 
 
-def experts(x: jax.Array, weights: jax.Array, chosen: jax.Array, layer: Params) -> jax.Array:
+def experts(
+    x: jax.Array, routed: tuple[jax.Array, jax.Array], layer: Params, glu: GLU = silu_glu
+) -> jax.Array:
     """sum_k weights[n, k] * swiglu(x[n], expert chosen[n, k]) for x [N, dim].
 
-    layer: {"gate_up": [experts, dim, 2 * intermediate], "down": [experts, intermediate, dim]}.
+    routed: (weights, chosen) as `Route` gives them. layer: {"gate_up": [experts, dim, 2 *
+    intermediate], "down": [experts, intermediate, dim]}, and a "…_bias" [experts, out] of each
+    where it has one.
     Tokens are sorted by expert, so that each expert is one group of a ragged matrix product.
     """
+    weights, chosen = routed
     tokens, top_k = chosen.shape
     num_experts = layer["down"].shape[0]
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     sizes = jnp.bincount(chosen.reshape(-1), length=num_experts).astype(jnp.int32)
-    gate_up = jax.lax.ragged_dot(x[order // top_k], layer["gate_up"], sizes)
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    out = jax.lax.ragged_dot(jax.nn.silu(gate) * up, layer["down"], sizes)
+
+    def project(x: jax.Array, name: str) -> jax.Array:
+        y = jax.lax.ragged_dot(x, layer[name], sizes)
+        bias = layer.get(f"{name}_bias")
+        return y if bias is None else y + bias[chosen.reshape(-1)[order]]
+
+    gate, up = jnp.split(project(x[order // top_k], "gate_up"), 2, axis=-1)
+    out = project(glu(gate, up), "down")
     out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
     out = out.reshape(tokens, top_k, -1) * weights[..., None].astype(x.dtype)
     # One addition after the other: the order of a short `sum` would depend on the number of tokens.

@@ -11,11 +11,10 @@ from uhrc_core.hf_config import text_config
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.gdn import GDN
-from uhrc_engine.models.gqa import gqa_attend
+from uhrc_engine.models.gqa import GQA, gqa_attend
 from uhrc_engine.models.hybrid import CosSin, HybridDecoder, ModuleNames, Step, read_recurrent
 from uhrc_engine.models.linear_attention import split
 from uhrc_engine.models.rope import rope_from_config, rotate
-from uhrc_full.layout import GQAShape
 from uhrc_recurrent.backends import GDN as BACKEND
 from uhrc_recurrent.backends import GDNParams
 
@@ -46,9 +45,8 @@ class Qwen3Next(HybridDecoder):
         tied = hf_config.get("tie_word_embeddings", nested.get("tie_word_embeddings", False))
         config = {**nested, "tie_word_embeddings": tied}
         recurrent = read_recurrent(hf_config, BACKEND)
-        self.heads: int = config["num_attention_heads"]
-        self.shape = GQAShape(config["num_key_value_heads"], config["head_dim"])
-        super().__init__(config, BACKEND, recurrent, self.shape)
+        self.attention = GQA.from_config(config)
+        super().__init__(config, BACKEND, recurrent, self.attention.layer_cache.shape)
         sizes = cast("GDNParams", recurrent.params)
         self.gdn = GDN(
             hidden=self.hidden,
@@ -61,7 +59,7 @@ class Qwen3Next(HybridDecoder):
         )
         settings = {**config, **(config.get("rope_parameters") or {})}
         rotated = settings.get("partial_rotary_factor", ROTATED)
-        self.rope = rope_from_config(config, int(self.shape.head_dim * rotated))
+        self.rope = rope_from_config(config, int(self.attention.head_dim * rotated))
         self._config = config
 
     @classmethod
@@ -87,15 +85,16 @@ class Qwen3Next(HybridDecoder):
         if self.is_recurrent(index):
             return self.gdn.take(tensors, f"{prefix}.linear_attn", dtype)
         prefix = f"{prefix}.self_attn"
-        q_size, kv_size = (n * self.shape.head_dim for n in (self.heads, self.shape.kv_heads))
+        dim = self.attention.head_dim
+        q_size, kv_size = self.attention.heads * dim, self.attention.kv_heads * dim
         names = tuple(f"{prefix}.{name}_proj" for name in "qkv")
         sizes = (2 * q_size, kv_size, kv_size)
         shapes = tuple((size, self.hidden) for size in sizes)
         out = (f"{prefix}.o_proj",)
         return {
             "qkv": blocks.take_linear(tensors, names, shapes, dtype),
-            "q_norm": blocks.take_centered(tensors, f"{prefix}.q_norm", self.shape.head_dim),
-            "k_norm": blocks.take_centered(tensors, f"{prefix}.k_norm", self.shape.head_dim),
+            "q_norm": blocks.take_centered(tensors, f"{prefix}.q_norm", dim),
+            "k_norm": blocks.take_centered(tensors, f"{prefix}.k_norm", dim),
             "out": blocks.take_linear(tensors, out, ((self.hidden, q_size),), dtype),
         }
 
@@ -146,16 +145,20 @@ class Qwen3Next(HybridDecoder):
         A head's rows of q_proj are its query, then its gate.
         """
         assert step.cos_sin is not None
-        dim, kv_heads = self.shape.head_dim, self.shape.kv_heads
+        heads, kv_heads, dim = (
+            self.attention.heads,
+            self.attention.kv_heads,
+            self.attention.head_dim,
+        )
         rows = x.shape[:2]
-        sizes = (2 * self.heads * dim, kv_heads * dim, kv_heads * dim)
+        sizes = (2 * heads * dim, kv_heads * dim, kv_heads * dim)
         q_gate, k, v = split(blocks.linear(x, layer["qkv"]), sizes)
-        q_gate = q_gate.reshape(*rows, self.heads, 2 * dim)
+        q_gate = q_gate.reshape(*rows, heads, 2 * dim)
         q = self._norm(q_gate[..., :dim], layer["q_norm"])
         k = self._norm(k.reshape(*rows, kv_heads, dim), layer["k_norm"])
         v = v.reshape(*rows, kv_heads, dim)
         qkv = (rotate(q, step.cos_sin), rotate(k, step.cos_sin), v)
-        attended, cache = gqa_attend(qkv, cache, step.inputs, dim**-0.5)
+        attended, cache = gqa_attend(qkv, cache, step.inputs, self.attention.scale)
         gate = jax.nn.sigmoid(q_gate[..., dim:]).reshape(attended.shape)
         return blocks.linear(attended * gate, layer["out"]), cache
 

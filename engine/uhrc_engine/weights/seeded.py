@@ -31,6 +31,10 @@ class SeededReader(TensorReader):
             return np.log(rng.uniform(1, 16, shape)).astype(np.float32)
         if name.endswith("dt_bias"):
             return rng.uniform(-4, -1, shape).astype(np.float32)
+        if name.endswith("_blocks"):
+            return rng.integers(0, 256, shape).astype(np.float32)
+        if name.endswith("_scales"):
+            return np.full(shape, _mxfp4_scale(32 * shape[-1]), np.float32)
         noise = rng.standard_normal(shape)
         if len(shape) == 1:
             return (1 + 0.1 * noise if "norm" in name else 0.1 * noise).astype(np.float32)
@@ -46,3 +50,8 @@ class SeededReader(TensorReader):
 
     def __contains__(self, name: str) -> bool:
         return not name.endswith(".bias")
+
+
+def _mxfp4_scale(width: int) -> int:
+    """The byte that makes evenly drawn E2M1 numbers (standard deviation 2.9) weights of a width."""
+    return round(127 + np.log2(2 * _SPREAD / np.sqrt(width) / 2.9))
