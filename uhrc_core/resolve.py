@@ -66,7 +66,7 @@ class _Resolver:
         self, hf_config: Mapping[str, Any] | None, engine_features: frozenset[str]
     ) -> ResolvedConfig:
         layers, everything = read_model_layers(self.config, hf_config, self.catalog, self.problems)
-        registry = self._registry()
+        registry = self._registry(layers)
         tables = dict(self.config.components)
         if not tables and layers:
             tables = self._pick(layers, everything)
@@ -90,11 +90,13 @@ class _Resolver:
         settled = {part.spec.name: part.params for part in parts}
         return ResolvedConfig(self.config.model_copy(update={"components": settled}), parts)
 
-    def _registry(self) -> Registry:
-        """The plugins that the config names; `_parts` reports names that no plugin has."""
+    def _registry(self, layers: Sequence[LayerKind]) -> Registry:
+        """The plugins that the config names, and the backends of the model's layers; `_parts`
+        reports names that no plugin has."""
         policy = self.config.cache.eviction_policy
         builtin = [spec.name for spec in BUILTIN_POLICIES]
-        keys = {} if policy in builtin else {policy: "cache.eviction_policy"}
+        keys = {layer.backend: "model" for layer in layers}
+        keys |= {} if policy in builtin else {policy: "cache.eviction_policy"}
         for name, table in self.config.components.items():
             if backend := _backend_name(name, table):
                 keys[backend] = f"components.{name}.backend"
@@ -187,7 +189,8 @@ class _Resolver:
             everything, _ = self.catalog.load_each(self.catalog.names)
             hint = suggestion(wanted, everything.backends)
             self.problems.append(
-                f"components.{name}.backend = {wanted!r}: no recurrent backend; {hint}"
+                f"components.{name}.backend = {wanted!r}: no recurrent backend; {hint}; for "
+                "another, install the distribution that brings it"
             )
         return None if wanted is None else registry.backends.get(wanted)
 

@@ -59,6 +59,21 @@ def uhrc_recurrent_backends():
     return [RecurrentBackendSpec("mamba", NoOptions, print, lambda hf_config: None)]
 """
 
+RWKV = """
+from uhrc_core.recurrent import BufferShape, RecurrentBackendSpec, RecurrentModel, StateLayout
+
+def state_layout(params):
+    return StateLayout(BufferShape("temporal", (2, 8, 8), "float32"))
+
+def matches(hf_config):
+    known = hf_config.get("model_type") == "rwkv"
+    return RecurrentModel(NoOptions(), (1,), 2) if known else None
+
+@hookimpl
+def uhrc_recurrent_backends():
+    return [RecurrentBackendSpec("rwkv", NoOptions, state_layout, matches)]
+"""
+
 
 def config(**tables: dict[str, Any]) -> Config:
     """A valid FULL config of page 16 and 1024 tokens a request, with tables changed."""
@@ -231,8 +246,19 @@ def recurrent(**changes: Any) -> dict[str, Any]:
 def test_a_backend_that_is_not_there_lists_those_that_are(site: FakeSite) -> None:
     site.install("uhrc-mamba", {"mamba": "mamba_module"}, MAMBA)
     assert problems(config(components=recurrent(backend="x"))) == (
-        "components.recurrent.backend = 'x': no recurrent backend; it can be gdn, gla, kda, mamba",
+        "components.recurrent.backend = 'x': no recurrent backend; it can be gdn, gla, kda, mamba; "
+        "for another, install the distribution that brings it",
     )
+
+
+def test_the_model_alone_can_name_a_backend_of_another_plugin(site: FakeSite) -> None:
+    site.install("uhrc-rwkv", {"rwkv": "rwkv_module"}, RWKV)
+    table = {"enable_extra_buffer": True, "num_slots": 20}
+    source = config(components={"full": {"num_tokens": 4096}, "recurrent": table})
+    _, state = resolve(source, hf_config={**LLAMA, "model_type": "rwkv"}).components
+    assert state.context.backend is not None
+    assert (state.context.backend.name, state.params.backend_name) == ("rwkv", "rwkv")
+    assert [layer.backend for layer in state.layers] == ["rwkv"]
 
 
 @pytest.mark.parametrize(
