@@ -170,3 +170,4 @@ class BasePrefixCache(RequestLifecycle):
             component.reset()
         self.req_to_token.reset()
         self._start_empty()
+        self.hicache.reset()

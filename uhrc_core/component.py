@@ -50,6 +50,21 @@ class StateSlots(NamedTuple):
     clone_src: int | None
 
 
+class HostNeed(NamedTuple):
+    """What a host tier must hold of one component for a hit to end at some depth.
+
+    Attributes:
+        start, stop: tokens ``[start, stop)``, whole pages; ``start == stop`` for RECURRENT: the
+            state after exactly ``stop`` tokens.
+        num_units: indices it takes on the device; 0: the device has it all.
+    """
+
+    kind: ComponentType
+    start: int
+    stop: int
+    num_units: int
+
+
 class TreeComponent(ABC):
     """One kind of cached data in the tree. Subclasses decide; this base does the bookkeeping.
 
@@ -273,6 +288,29 @@ class TreeComponent(ABC):
     ) -> Iterable[str]:
         """What is wrong with this component's own state, a line each; for the audit."""
         return ()
+
+    # -- host tier ----------------------------------------------------------------------------
+
+    def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed | None:
+        """What must come from a host tier for a hit to end at ``stop``, beyond ``hit_len``.
+
+        The device has FULL data of the first ``full_len`` tokens. ``None``: nothing that a tier
+        could bring makes such a hit. Default: so it is everywhere.
+        """
+        return None
+
+    def take_for_host(
+        self, need: HostNeed, full_indices: IndexArray, dp_rank: int
+    ) -> IndexArray | None:
+        """int32[need.num_units] fresh indices, the caller's, to load data to; ``None``: none free.
+
+        ``full_indices`` are those of the tokens up to ``need.stop``, FULL's own turn excepted.
+        """
+        return self.allocator.alloc(need.num_units, dp_rank)
+
+    def host_fields(self, need: HostNeed, indices: IndexArray) -> Mapping[str, Any]:
+        """The fields this component adds to the `InsertParams` of what was loaded."""
+        return {}
 
     # -- bookkeeping for subclasses -------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -93,6 +94,11 @@ class RadixKey:
     def extended(self, tokens: list[int] | npt.NDArray[np.integer]) -> RadixKey:
         """This key with more tokens behind it."""
         return RadixKey._of(self.data + _token_bytes(tokens), self.namespace)
+
+    @classmethod
+    def joined(cls, edges: Sequence[RadixKey]) -> RadixKey:
+        """The key that ``edges``, of one namespace and at least one, make up in this order."""
+        return cls._of(b"".join(edge.data for edge in edges), edges[0].namespace)
 
     def page_floor(self, page_size: int) -> int:
         """Length in tokens of the whole pages of this key."""

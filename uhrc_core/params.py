@@ -113,8 +113,10 @@ class MatchResult:
     Attributes:
         device_indices: int32[hit] FULL pool indices, a copy; valid while the node is locked.
         last_device_node, last_host_node, best_match_node: the deepest node every component
-            accepts (all three are one while no host tier exists). Lock it before anything evicts.
-        host_hit_length: tokens found only in a host tier; 0 here.
+            accepts (all three are one: the tree has device data alone). Lock it before anything
+            evicts.
+        host_hit_length: tokens by which `prefetch_req` could make the hit longer, from a host
+            tier; set by `match_req`.
         full_hit_length: tokens FULL alone would allow, at least the hit.
         recurrent_cow_src: slot to clone the recurrent state from, when asked for and there is one.
         recurrent_branching_seqlen: where the scheduler should take a snapshot, so that the next
@@ -185,11 +187,15 @@ class IncLockRefResult:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Running totals since construction or `reset`; lengths in tokens."""
+    """Running totals since construction or `reset`; lengths in tokens.
+
+    What a host tier brought back is in ``prefetched_num_tokens`` alone, not in the hits.
+    """
 
     match_count: int = 0
     query_num_tokens: int = 0
     hit_num_tokens: int = 0
+    prefetched_num_tokens: int = 0
     insert_count: int = 0
     inserted_num_tokens: int = 0
     inserted_num_snapshots: int = 0

@@ -1,6 +1,7 @@
 """Life of a request in the cache: admit, extend, publish, finish, abort, retract.
 
-    match_req → admit_req → (extend_req → forward → advance_req → cache_unfinished_req)* →
+    match_req → [prefetch_req] → admit_req →
+    (extend_req → forward → advance_req → cache_unfinished_req)* →
     cache_finished_req | abort_req | retract_req
 
 The steps are written once, for every cache behind the base interface: they use only its
@@ -16,6 +17,7 @@ from typing import Any
 from uhrc_core.checks import count, integer
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
+from uhrc_core.hicache import NO_HICACHE, NoHiCache
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray
 from uhrc_core.params import (
@@ -41,6 +43,7 @@ class RequestLifecycle(ABC):
     components: Sequence[TreeComponent]
     page_size: int
     req_to_token: ReqToTokenPool
+    hicache: NoHiCache = NO_HICACHE
 
     def __init__(self) -> None:
         self._live: dict[str, RequestState] = {}
@@ -93,10 +96,28 @@ class RequestLifecycle(ABC):
                 )
 
     def match_req(self, req: Request) -> MatchResult:
-        """The longest reusable prefix of all tokens but the last, which must be computed anyway."""
+        """The longest reusable prefix of all tokens but the last, which must be computed anyway.
+
+        Says in ``host_hit_length`` by how much `prefetch_req` could make it longer.
+        """
+        params = self._reusable(req)
+        match = self.match_prefix(params)
+        full_len = match.full_hit_length
+        match.host_hit_length = self.hicache.lookup(params.key, match.hit_len, full_len)
+        return match
+
+    def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
+        """Bring what a host tier holds of the request's prefix into the tree; its match then.
+
+        ``match`` itself where there is nothing to bring. Call it right before `admit_req`: it may
+        evict, and what it brings is not locked.
+        """
+        return match
+
+    def _reusable(self, req: Request) -> MatchPrefixParams:
         key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
         key = key.slice(0, max(len(key) - 1, 0))
-        return self.match_prefix(MatchPrefixParams(key=key, cow_recurrent=True))
+        return MatchPrefixParams(key=key, cow_recurrent=True)
 
     def admit_req(self, req: Request, match: MatchResult, num_tokens: int) -> RequestState | None:
         """Lock the match and take what the request needs to start.
@@ -250,7 +271,8 @@ class RequestLifecycle(ABC):
         """Publish what is computed (unless told not to) and free all the request holds."""
         state = self.request_state(req.rid)
         if is_insert:
-            self._publish(state, finished=True)
+            result = self._publish(state, finished=True)
+            self.hicache.write_through(state.lock.node if result is None else result.node)
         self._leave(state, self.components)
         del self._live[req.rid]
 

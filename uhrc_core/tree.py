@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from uhrc_core.base import BasePrefixCache
 from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
+from uhrc_core.hicache import HiCache, HiCacheHooks, host_needs
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
@@ -29,6 +31,7 @@ from uhrc_core.params import (
     MatchPrefixParams,
     MatchResult,
 )
+from uhrc_core.request_state import Request
 from uhrc_core.walk import TreeWalker, Walk
 
 
@@ -55,6 +58,10 @@ class UnifiedRadixCache(BasePrefixCache):
         Lock ``best_match_node`` before anything evicts.
         """
         walk = self._walk(params.key)
+        self._count_match(params.key, walk)
+        return self._use(walk, params)
+
+    def _use(self, walk: Walk, params: MatchPrefixParams) -> MatchResult:
         self._now += 1
         path = walk.path[: walk.best_count]
         if path and path[-1].end > walk.best_len:
@@ -62,7 +69,6 @@ class UnifiedRadixCache(BasePrefixCache):
         for component in self.components:
             component.refresh(path, self._now)
         best = path[-1] if path else self._root
-        self._count_match(params.key, walk)
         result = MatchResult(
             device_indices=_gather(path),
             last_device_node=best,
@@ -269,13 +275,16 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def _evict_from(self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]) -> None:
         """Drop ``trigger``'s data at ``node`` and all that must or may go with it."""
+        victims: list[TreeComponent] = []
         for component in self.components:
             data = component.data(node)
             higher = component.eviction_priority >= trigger.eviction_priority
-            if component is not trigger and (
+            if component is trigger or not (
                 data.value is None or (higher and (data.lock_ref or not node.is_leaf))
             ):
-                continue
+                victims.append(component)
+        self.hicache.write_back(node, victims)
+        for component in victims:
             freed[component.kind] += component.drop(node)
         if node.is_leaf:
             self._delete_empty_leaves(node)
@@ -301,6 +310,68 @@ class UnifiedRadixCache(BasePrefixCache):
         self._walker.remember(parent, child_key)
         self._events.add(CacheEvent(EventKind.REMOVED, node.id))
         return parent
+
+    # -- host tier -----------------------------------------------------------------------------
+
+    def attach_hicache(
+        self,
+        hooks: HiCacheHooks,
+        bytes_per_unit: Mapping[ComponentType, float | None] | None = None,
+    ) -> None:
+        """Have a host tier asked and told from here on; see `HiCacheHooks`.
+
+        ``bytes_per_unit`` on the device, where known, for the sizes in its events.
+        """
+        sizes = bytes_per_unit or {}
+        self.hicache = HiCache(hooks, self.components, self.page_size, sizes)
+
+    def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
+        if not match.host_hit_length:
+            return match
+        params = self._reusable(req)
+        walk = self._walk(params.key)
+        # The path stays, while room is made for the rest of it.
+        ends = [walk.path[walk.best_count - 1], walk.path[-1]] if walk.path else []
+        locks = [self.inc_lock_ref(node) for node in ends]
+        try:
+            stop = match.hit_len + match.host_hit_length
+            self._load(params.key.slice(0, stop), walk, int(req.priority))
+        finally:
+            for lock in locks:
+                self.dec_lock_ref(lock.node, lock.to_dec_params())
+        return self._use(self._walk(params.key), params)
+
+    def _load(self, key: RadixKey, walk: Walk, priority: int) -> None:
+        """Take room for what the device lacks of ``key``, have it filled, insert it."""
+        stop, dp_rank = len(key), key.dp_rank
+        if stop <= walk.best_len:
+            return
+        needs = host_needs(self.components, walk.best_len, walk.full_len, stop)
+        if needs is None or not self._make_room([need.num_units for need in needs], dp_rank):
+            return
+        held = min(walk.full_len, stop)
+        path = [*walk.path[-1].path_to_root()][::-1] if walk.path else []
+        value = _gather(path)[:held]
+        taken: list[IndexArray] = []
+        fields: dict[str, Any] = {}
+        for component, need in zip(self.components, needs, strict=True):
+            indices = component.take_for_host(need, value, dp_rank)
+            if indices is None:
+                break
+            taken.append(indices)
+            fields |= component.host_fields(need, indices)
+            if component.kind is ComponentType.FULL:
+                value = np.concatenate([value, indices])
+        if len(taken) == len(needs) and self.hicache.prefetch(key, needs, taken):
+            self.insert(
+                InsertParams(
+                    key=key, value=value, prev_prefix_len=held, priority=priority, **fields
+                )
+            )
+            self._stats.prefetched_num_tokens += stop - walk.best_len
+            return
+        for component, indices in zip(self.components, taken, strict=False):
+            component.allocator.free(indices, dp_rank)
 
     # -- state ---------------------------------------------------------------------------------
 

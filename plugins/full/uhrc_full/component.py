@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import MatchValidator, TreeComponent
+from uhrc_core.component import HostNeed, MatchValidator, TreeComponent
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import InsertParams, InsertResult, MissReason
 from uhrc_core.request_state import RequestState
@@ -119,6 +119,11 @@ class FullComponent(TreeComponent):
 
     def held_by(self, state: RequestState) -> IndexArray:
         return np.array(state.indices(state.protected_len, state.allocated_len))
+
+    def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed:
+        """The tokens that the device does not have."""
+        start = min(full_len, stop)
+        return HostNeed(_FULL, start, stop, stop - start)
 
     def _fresh(self, state: RequestState, num_tokens: int) -> IndexArray:
         """Indices of the pages that ``num_tokens`` more tokens take beyond the last page in use."""

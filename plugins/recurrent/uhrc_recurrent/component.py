@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import MatchValidator, StateSlots, TreeComponent
+from uhrc_core.component import HostNeed, MatchValidator, StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.eviction import EvictionPolicy
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
@@ -272,3 +272,12 @@ class RecurrentComponent(TreeComponent):
 
     def held_by(self, state: RequestState) -> IndexArray:
         return self.pool.indices(state.row)
+
+    # -- host tier -----------------------------------------------------------------------------
+
+    def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed:
+        """The snapshot at ``stop``, wherever that is: a device that had it would have hit it."""
+        return HostNeed(_REC, stop, stop, 1)
+
+    def host_fields(self, need: HostNeed, indices: IndexArray) -> Mapping[str, Any]:
+        return {"recurrent_value": int(indices[0]), "recurrent_seqlen": need.stop}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import MatchValidator, TreeComponent
+from uhrc_core.component import HostNeed, MatchValidator, TreeComponent
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError, StaleNodeError
 from uhrc_core.eviction import EvictionPolicy
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
@@ -255,6 +255,25 @@ class SWAComponent(TreeComponent):
     def _give_up(self, state: RequestState, full_indices: IndexArray) -> None:
         self.allocator.unclaim(self._mapped(state, full_indices), state.dp_rank)
         self.swa_allocator.free_for(full_indices, state.dp_rank)
+
+    # -- host tier -----------------------------------------------------------------------------
+
+    def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed | None:
+        """The window before ``stop``, or what continues a hit that ends where FULL does.
+
+        A window that begins where the device still has FULL data is not brought back: it would
+        fill tombstones in part.
+        """
+        start = max(stop - self.plan.locked_tokens, full_len if full_len == hit_len else 0)
+        return HostNeed(_SWA, start, stop, stop - start) if start >= full_len else None
+
+    def take_for_host(
+        self, need: HostNeed, full_indices: IndexArray, dp_rank: int
+    ) -> IndexArray | None:
+        return self.swa_allocator.alloc_for(full_indices[need.start : need.stop], dp_rank)
+
+    def host_fields(self, need: HostNeed, indices: IndexArray) -> Mapping[str, Any]:
+        return {"swa_evicted_seqlen": need.start}
 
     # -- audit ---------------------------------------------------------------------------------
 

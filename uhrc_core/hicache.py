@@ -1,0 +1,373 @@
+"""HiCache: what a host tier is asked and told, so that evicted data can come back.
+
+Three points in a request's life have a hook: it *arrives* and more of its prefix is held on the
+host than on the device (`prefetch`), it *finishes* (`write_through`), data is *evicted*
+(`write_back`). A tier that takes part implements `HiCacheHooks`; the cache calls it through a
+`HiCache`, or calls the null object `NO_HICACHE`, at the same places.
+
+The tree itself stays a device tree: a node knows nothing of the host (``host_value`` is ``None``
+and ``host_lock_ref`` 0 everywhere). A tier finds its data by what it is: namespace and tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from uhrc_core.component import HostNeed, TreeComponent
+from uhrc_core.errors import PluginError
+from uhrc_core.guard import plugin_code
+from uhrc_core.key import Namespace, RadixKey
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
+
+_log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSpan:
+    """Where one component's pool has some data.
+
+    Attributes:
+        kind: the component.
+        start, stop: of tokens ``[start, stop)`` of the event's key; ``start == stop`` for
+            RECURRENT: the state after exactly ``stop`` tokens.
+        indices: int32[stop - start] token indices (FULL, SWA) or int32[1] slot, of the rank's own
+            index space; read-only.
+        num_bytes: on the device, padding included; ``None`` where no model is known.
+    """
+
+    kind: ComponentType
+    start: int
+    stop: int
+    indices: IndexArray
+    num_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiCacheEvent:
+    """Data of one prefix, or the place for it. Keep the event as long as you like; its indices
+    stand for the data only during the call.
+
+    Attributes:
+        key: the prefix: all tokens ``[0, stop)`` that the data depends on, and their namespace.
+        start, stop: the tokens that the event is about; ``stop`` is also the depth of the node
+            that ends there.
+        spans: the data, by component in the order of `ComponentType`, then by depth; never empty.
+    """
+
+    key: RadixKey
+    start: int
+    stop: int
+    spans: tuple[DeviceSpan, ...]
+
+    @property
+    def namespace(self) -> Namespace:
+        """(extra_key, dp_rank): data is never shared between two of them."""
+        return self.key.namespace
+
+    @property
+    def dp_rank(self) -> int:
+        return self.key.dp_rank
+
+    @property
+    def kinds(self) -> tuple[ComponentType, ...]:
+        """The components that have a span here, each once."""
+        return tuple(dict.fromkeys(span.kind for span in self.spans))
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of all spans; ``None`` where no model is known."""
+        sizes = [span.num_bytes for span in self.spans]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+class PrefetchEvent(HiCacheEvent):
+    """Fresh indices to copy data to: what the device lacks for a hit to end at ``stop``."""
+
+    __slots__ = ()
+
+
+class WriteThroughEvent(HiCacheEvent):
+    """All that the device has of the prefix that a finished request leaves; ``start`` is 0.
+
+    The tokens as far as they were published, not those beyond the last whole page or snapshot;
+    with a RECURRENT or SWA span for each node that has such data.
+    """
+
+    __slots__ = ()
+
+
+class WriteBackEvent(HiCacheEvent):
+    """What is about to be dropped at one node, whose edge is ``[start, stop)``.
+
+    With every component that goes in this step, and no other: an internal node may lose a
+    snapshot alone, a leaf loses all it has.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostQuery:
+    """A request's prefix that the device holds only in part.
+
+    Attributes:
+        key: what may be hit: whole pages of all tokens but the last.
+        hit_len: tokens that hit on the device already.
+        needs: for a depth beyond the hit, what must come from the host for a hit to end there, a
+            `HostNeed` each; ``None`` where none can.
+    """
+
+    key: RadixKey
+    hit_len: int
+    needs: Callable[[int], tuple[HostNeed, ...] | None]
+
+
+class HiCacheHooks(ABC):
+    """A host tier, as its author writes it. One object serves one cache, from one thread.
+
+    What holds for every hook:
+
+    - It is called inside a step of the cache: it must return soon, and must not call the cache.
+    - Device indices in an event are valid until the hook returns, and no longer: afterwards others
+      write there. A device copy that is dispatched before is in time, since later writes follow it.
+    - Where hosts run in lockstep (SPMD), its answers may depend on the calls made so far and on
+      nothing else, or the hosts' trees part ways.
+    - What it raises never reaches the caller: the cache has changed nothing for it, notes the fault
+      (`HiCache.fault`, and one line in the log), and calls this tier no more, since what a tier
+      holds after a failure cannot be trusted. The cache goes on without a host tier.
+    """
+
+    @abstractmethod
+    def lookup(self, query: HostQuery) -> int:
+        """A request has arrived (`match_req`); how far could it hit with what is held here?
+
+        Returns:
+            A depth in whole pages, beyond ``query.hit_len`` and within the key, where every one of
+            ``query.needs(depth)`` is held; the deepest there is. 0: none.
+        """
+
+    @abstractmethod
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        """Copy the data of ``event.key`` from the host to the event's indices (`prefetch_req`).
+
+        Write these indices and no others, all of them, or dispatch that, before returning. Room
+        was made for them since the `lookup`, so `write_back` may have been called in between.
+
+        Returns:
+            Whether all of it is there. ``False``: it is no longer held; the indices are freed and
+            the request computes these tokens. What was ``True`` becomes part of the tree.
+        """
+
+    @abstractmethod
+    def write_through(self, event: WriteThroughEvent) -> None:
+        """A request has finished or was retracted, after its tokens were published; none of its
+        data has been evicted yet. Not called for one that is aborted."""
+
+    @abstractmethod
+    def write_back(self, event: WriteBackEvent) -> None:
+        """Data of one node is evicted: it is valid a last time, since nothing is freed yet."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """The cache was reset: forget every prefix (the model's weights may have changed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiCacheComponent:
+    """One component of the cache that a tier serves.
+
+    Attributes:
+        num_units: capacity per dp rank, in tokens or slots; rank r's index i is unit
+            ``r * num_units + i`` of the device pool.
+        bytes_per_unit: on the device; ``None`` where no model is known.
+        device_pool: with ``read(units)`` and ``write(units, data)``; ``None`` when the cache was
+            built without pools.
+    """
+
+    num_units: int
+    bytes_per_unit: float | None = None
+    device_pool: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class HiCacheContext:
+    """The cache that a tier is made for.
+
+    Attributes:
+        page_size: tokens per page; data moves in whole pages.
+        dp_size: data-parallel ranks.
+        components: by kind, in the order of `ComponentType`.
+    """
+
+    page_size: int
+    dp_size: int
+    components: Mapping[ComponentType, HiCacheComponent]
+
+
+class NoHiCache:
+    """The null object: no host tier, so nobody is asked or told."""
+
+    hooks: HiCacheHooks | None = None
+    fault: PluginError | None = None
+
+    def lookup(self, key: RadixKey, hit_len: int, full_len: int) -> int:
+        """How many tokens beyond the hit the host could add."""
+        return 0
+
+    def prefetch(
+        self, key: RadixKey, needs: Sequence[HostNeed], indices: Sequence[IndexArray]
+    ) -> bool:
+        """Whether the data of ``key`` that ``needs`` name lies at fresh ``indices`` now."""
+        return False
+
+    def write_through(self, node: UnifiedTreeNode) -> None:
+        """A request has left the path to ``node``."""
+
+    def write_back(self, node: UnifiedTreeNode, components: Sequence[TreeComponent]) -> None:
+        """These components' data at ``node`` is about to be dropped."""
+
+    def reset(self) -> None:
+        """Every prefix is forgotten."""
+
+
+NO_HICACHE = NoHiCache()
+
+
+class HiCache(NoHiCache):
+    """Calls one tier: makes its events, checks its answers, contains its faults.
+
+    Attributes:
+        hooks: the tier.
+        fault: why it is called no more; ``None``: it works.
+    """
+
+    def __init__(
+        self,
+        hooks: HiCacheHooks,
+        components: Sequence[TreeComponent],
+        page_size: int,
+        bytes_per_unit: Mapping[ComponentType, float | None],
+    ) -> None:
+        self.hooks = self._hooks = hooks
+        self.fault = None
+        self._components = components
+        self._page_size = page_size
+        self._bytes_per_unit = bytes_per_unit
+
+    def lookup(self, key: RadixKey, hit_len: int, full_len: int) -> int:
+        key = key.slice(0, key.page_floor(self._page_size))
+        if hit_len == len(key):
+            return 0
+
+        def needs(stop: int) -> tuple[HostNeed, ...] | None:
+            if stop % self._page_size or not hit_len < stop <= len(key):
+                raise ValueError(
+                    f"depth {stop} must be whole pages of {self._page_size} beyond the hit of "
+                    f"{hit_len} tokens and within the key's {len(key)}"
+                )
+            found = host_needs(self._components, hit_len, full_len, stop)
+            return found and tuple(need for need in found if need.num_units)
+
+        def ask() -> int:
+            stop = self._hooks.lookup(HostQuery(key, hit_len, needs))
+            if type(stop) is not int:
+                raise TypeError(f"returned {stop!r}, which is no int")
+            if stop and not needs(stop):
+                raise ValueError(f"returned {stop}, where no hit can end")
+            return stop - hit_len if stop else 0
+
+        return self._call("lookup", ask, 0)
+
+    def prefetch(
+        self, key: RadixKey, needs: Sequence[HostNeed], indices: Sequence[IndexArray]
+    ) -> bool:
+        wanted = [(need, part) for need, part in zip(needs, indices, strict=True) if len(part)]
+        spans = tuple(self._span(n.kind, n.start, n.stop, part) for n, part in wanted)
+        event = PrefetchEvent(key, min(span.start for span in spans), len(key), spans)
+
+        def load() -> bool:
+            done = self._hooks.prefetch(event)
+            if type(done) is not bool:
+                raise TypeError(f"returned {done!r}, which is no bool")
+            return done
+
+        return self._call("prefetch", load, False)
+
+    def write_through(self, node: UnifiedTreeNode) -> None:
+        path = [*node.path_to_root()][::-1]
+        if path and self.fault is None:
+            spans = (s for c in self._components for s in self._joined(self._spans(path, c)))
+            event = WriteThroughEvent(node.prefix(), 0, node.end, tuple(spans))
+            self._call("write_through", lambda: self._hooks.write_through(event), None)
+
+    def write_back(self, node: UnifiedTreeNode, components: Sequence[TreeComponent]) -> None:
+        if self.fault is None:
+            spans = (s for component in components for s in self._spans((node,), component))
+            event = WriteBackEvent(node.prefix(), node.start, node.end, tuple(spans))
+            self._call("write_back", lambda: self._hooks.write_back(event), None)
+
+    def reset(self) -> None:
+        self._call("reset", self._hooks.reset, None)
+
+    def _spans(
+        self, path: Iterable[UnifiedTreeNode], component: TreeComponent
+    ) -> Iterable[DeviceSpan]:
+        for node in path:
+            value = component.data(node).value
+            if value is not None:
+                is_state = component.kind is ComponentType.RECURRENT
+                start = node.end if is_state else node.start
+                yield self._span(component.kind, start, node.end, value)
+
+    def _joined(self, spans: Iterable[DeviceSpan]) -> Iterable[DeviceSpan]:
+        """With spans of tokens that continue each other made one."""
+        run: list[DeviceSpan] = []
+        for span in spans:
+            if run and not (run[-1].stop == span.start < span.stop):
+                yield self._one(run)
+                run = []
+            run.append(span)
+        if run:
+            yield self._one(run)
+
+    def _one(self, run: Sequence[DeviceSpan]) -> DeviceSpan:
+        indices = np.concatenate([span.indices for span in run])
+        return self._span(run[0].kind, run[0].start, run[-1].stop, indices)
+
+    def _span(self, kind: ComponentType, start: int, stop: int, indices: IndexArray) -> DeviceSpan:
+        per_unit = self._bytes_per_unit.get(kind)
+        shown = indices.view()
+        shown.flags.writeable = False
+        size = None if per_unit is None else round(per_unit * len(indices))
+        return DeviceSpan(kind, start, stop, shown, size)
+
+    def _call(self, hook: str, call: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """The hook's answer; ``otherwise`` once there is a fault."""
+        if self.fault is not None:
+            return otherwise
+        name = f"{type(self._hooks).__module__}.{type(self._hooks).__qualname__}"
+        advice = "; the host tier is off from here on: report this to the plugin's author"
+        try:
+            with plugin_code(f"hicache: {hook} of {name} raised", advice):
+                return call()
+        except PluginError as error:
+            self.fault = error
+            _log.error("%s", error)
+            return otherwise
+
+
+def host_needs(
+    components: Sequence[TreeComponent], hit_len: int, full_len: int, stop: int
+) -> tuple[HostNeed, ...] | None:
+    """What each component, in order, must get from the host; ``None``: no hit can end there."""
+    needs = [component.host_need(hit_len, full_len, stop) for component in components]
+    found = tuple(need for need in needs if need is not None)
+    return found if len(found) == len(needs) else None
