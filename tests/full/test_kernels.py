@@ -9,65 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.full.paged_rows import GQA, MLA, SCALE, PagedRows
 from uhrc_full.kernels import Kernel
 from uhrc_full.kernels.attention import BLOCK_TOKENS, PAGED_ATTENTION, paged_attention
 from uhrc_full.kernels.kv_update import KV_UPDATE, kv_update
 from uhrc_full.kernels.mla import MLA_ATTENTION, mla_attention
-from uhrc_full.layout import GQAShape, MLAShape, plan_pool
-from uhrc_full.pool import KVPool
 
 PAGE_SIZES = (1, 16, 128)
-HEADS, GQA, MLA = 6, GQAShape(2, 32), MLAShape(24, 8)
+HEADS = 6
 
 
-class Batch:
-    """Rows of given (kv_len, q_len), their pages scattered over a pool that is NaN elsewhere."""
-
-    def __init__(self, page_size, lens, platform="cpu", spare_pages=0):
-        self.rng = np.random.default_rng(0)
-        self.kv_lens, self.q_lens = np.array(lens, np.int32).T
-        pages = [-(-kv // page_size) for kv in self.kv_lens]
-        num_pages = sum(pages) + 3
-        plan = plan_pool(
-            [GQA, MLA], page_size=page_size, num_tokens=num_pages * page_size, platform=platform
-        )
-        self.pool = KVPool(plan)
-        self.pool.replace(jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), self.pool.buffers))
-        order = iter(self.rng.permutation(num_pages))
-        self.page_table = np.zeros((len(lens), max(pages) + spare_pages), np.int32)
-        self.keys, self.values, self.latents, tokens = [], [], [], []
-        for r, (kv, used) in enumerate(zip(self.kv_lens, pages, strict=True)):
-            self.page_table[r, :used] = [next(order) for _ in range(used)]
-            in_pages = self.page_table[r, :used, None] * page_size + np.arange(page_size)
-            tokens.append(in_pages.ravel()[:kv])
-            # A row's data depends on its number alone, so that batches can share a row.
-            rng = np.random.default_rng(r + 1)
-            k, v = rng.standard_normal((2, kv, GQA.kv_heads, GQA.head_dim), np.float32)
-            latent = rng.standard_normal((kv, MLA.latent_dim), np.float32)
-            self.keys.append(k)
-            self.values.append(v)
-            self.latents.append(latent)
-        k, v, latent = map(np.concatenate, (self.keys, self.values, self.latents))
-        self.pool.write(np.concatenate(tokens), ((k, v), (latent,)))
-        self.width = max(self.q_lens)
-
-    def normal(self, *shape):
-        return self.rng.standard_normal(shape, np.float32)
-
-    def attend(self, kernel, q, implementation):
-        """The kernel, jitted, on this batch's pool."""
-        layer = self.pool.buffers[0 if kernel is paged_attention else 1]
-        call = jax.jit(partial(kernel, scale=0.2, implementation=implementation))
-        return np.asarray(call(q, layer, self.page_table, self.kv_lens, self.q_lens))
-
-    def expected(self, row, q, k, v):
-        """float64 attention of one row: q [W, heads, d], k [kv, heads, d], v [kv, heads, dv]."""
-        kv, new = self.kv_lens[row], self.q_lens[row]
-        scores = np.einsum("whd,shd->hws", q[:new].astype(np.float64), k) * 0.2
-        hidden = np.arange(kv) > (kv - new + np.arange(new))[:, None]
-        scores = np.where(hidden, -np.inf, scores)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("hws,shd->whd", weights / weights.sum(-1, keepdims=True), v)
+def attend(batch, kernel, q, implementation, **more):
+    call = partial(kernel, scale=SCALE, implementation=implementation, **more)
+    return batch.attend(call, q, layer=0 if kernel is paged_attention else 1)
 
 
 def lens_around(page_size):
@@ -87,25 +41,32 @@ def lens_around(page_size):
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("implementation", PAGED_ATTENTION.implementations)
 def test_paged_attention_is_causal_softmax_attention(implementation, page_size, platform):
-    batch = Batch(page_size, lens_around(page_size), platform)
-    q = batch.normal(len(batch.kv_lens), batch.width, HEADS, GQA.head_dim)
-    out = batch.attend(paged_attention, q, implementation)
-    group = HEADS // GQA.kv_heads
-    for r, new in enumerate(batch.q_lens):
-        k, v = (np.repeat(x[r], group, axis=1) for x in (batch.keys, batch.values))
-        np.testing.assert_allclose(out[r, :new], batch.expected(r, q[r], k, v), atol=3e-6)
-    assert np.isfinite(out).all()
+    batch = PagedRows(page_size, lens_around(page_size), platform=platform)
+    q = batch.queries(HEADS, GQA.head_dim)
+    batch.check_gqa(attend(batch, paged_attention, q, implementation), q)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("implementation", PAGED_ATTENTION.implementations)
+def test_a_sink_takes_its_part_of_the_softmax_and_brings_no_value(implementation, platform):
+    """From a sink that outweighs everything to one that weighs nothing."""
+    batch = PagedRows(16, [*lens_around(16), (0, 0)], platform=platform)
+    q = batch.queries(HEADS, GQA.head_dim)
+    sinks = np.array([40, 3, 0, -2, -90, 1], np.float32)
+    out = attend(batch, paged_attention, q, implementation, sinks=sinks)
+    batch.check_gqa(out, q, sinks)
+    np.testing.assert_array_equal(out[-1], 0)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("implementation", MLA_ATTENTION.implementations)
 def test_mla_attention_reads_one_latent_as_key_and_value(implementation, page_size, platform):
-    batch = Batch(page_size, lens_around(page_size), platform)
-    q = batch.normal(len(batch.kv_lens), batch.width, HEADS, MLA.latent_dim)
-    out = batch.attend(mla_attention, q, implementation)
+    batch = PagedRows(page_size, lens_around(page_size), platform=platform)
+    q = batch.queries(HEADS, MLA.latent_dim)
+    out = attend(batch, mla_attention, q, implementation)
     for r, new in enumerate(batch.q_lens):
-        k = np.repeat(batch.latents[r][:, None], HEADS, axis=1)
+        k = np.repeat(batch.rows[r][2][:, None], HEADS, axis=1)
         expected = batch.expected(r, q[r], k, k[..., : MLA.kv_lora_rank])
         np.testing.assert_allclose(out[r, :new], expected, atol=3e-6)
     assert np.isfinite(out).all()
@@ -115,21 +76,23 @@ def test_mla_attention_reads_one_latent_as_key_and_value(implementation, page_si
 def test_xla_rows_do_not_depend_on_the_batch_or_the_table_width(kernel):
     """Alone, beside a row that is five blocks longer, and with a wider table: the same bits."""
     dim = GQA.head_dim if kernel is paged_attention else MLA.latent_dim
-    alone = Batch(16, [(100, 64)])
-    wide = Batch(16, [(100, 64)], spare_pages=37)
-    beside = Batch(16, [(100, 64), (5 * BLOCK_TOKENS + 3, 64), (64, 64)])
-    q = alone.normal(1, 64, HEADS, dim)
-    q3 = np.concatenate([q, beside.normal(2, 64, HEADS, dim)])
-    out = alone.attend(kernel, q, "xla")[0]
-    np.testing.assert_array_equal(out, wide.attend(kernel, q, "xla")[0])
-    np.testing.assert_array_equal(out, beside.attend(kernel, q3, "xla")[0])
+    alone = PagedRows(16, [(100, 64)])
+    wide = PagedRows(16, [(100, 64)], table_pages=44)
+    beside = PagedRows(16, [(100, 64), (5 * BLOCK_TOKENS + 3, 64), (64, 64)])
+    out, *others = (
+        attend(batch, kernel, batch.queries(HEADS, dim), "xla")[0]
+        for batch in (alone, wide, beside)
+    )
+    for other in others:
+        np.testing.assert_array_equal(out, other)
 
 
+@pytest.mark.parametrize("implementation", PAGED_ATTENTION.implementations)
 @pytest.mark.parametrize("kernel", [paged_attention, mla_attention])
-def test_a_row_without_tokens_gives_finite_numbers(kernel):
+def test_a_row_without_tokens_gives_zeros(kernel, implementation):
     dim = GQA.head_dim if kernel is paged_attention else MLA.latent_dim
-    batch = Batch(16, [(0, 0), (20, 4)])
-    out = batch.attend(kernel, batch.normal(2, 4, HEADS, dim), "xla")
+    batch = PagedRows(16, [(0, 0), (20, 4)])
+    out = attend(batch, kernel, batch.queries(HEADS, dim), implementation)
     np.testing.assert_array_equal(out[0], 0)
 
 

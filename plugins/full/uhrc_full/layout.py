@@ -1,4 +1,4 @@
-"""How the FULL KV cache lies in memory: pure data and arithmetic, no jax.
+"""How a paged KV cache lies in memory: pure data and arithmetic, no jax.
 
 The caller thinks in *logical* shapes: a page of K or V is `(page_size, kv_heads, head_dim)`, a page
 of MLA latents `(page_size, kv_lora_rank + qk_rope_head_dim)`. What is stored is a *physical* shape
@@ -155,7 +155,7 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Every array of a FULL KV pool, before any is allocated."""
+    """Every array of a KV pool, before any is allocated."""
 
     page_size: int
     num_pages: int

@@ -1,4 +1,4 @@
-"""The FULL KV pool on the device: the jax arrays behind a `PoolPlan`."""
+"""A paged KV pool on the device: the jax arrays behind a `PoolPlan`."""
 
 from __future__ import annotations
 

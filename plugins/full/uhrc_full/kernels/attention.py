@@ -1,15 +1,16 @@
 """Causal attention over a paged KV pool (MHA, GQA, MQA): prefill and decode in one form.
 
 The `xla` form walks the KV in blocks of `BLOCK_TOKENS` with the online softmax of Milakov and
-Gimelshein (2018), accumulating in float32. Its trip count follows the longest row of the step, and
-a block that is masked for a row leaves that row's accumulators bit for bit as they were. So a row's
-result depends on neither the other rows nor the width of the page table.
+Gimelshein (2018), accumulating in float32. Blocks start at multiples of their size, whatever a row
+sees, and a block that is masked for a token leaves its accumulators bit for bit as they were. So a
+token's result depends on neither the other rows, nor the width of the page table, nor where the
+row's first block lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,59 @@ if TYPE_CHECKING:
 PAGED_ATTENTION = Kernel("paged_attention")
 BLOCK_TOKENS = 128
 """KV tokens per step of the online softmax (more when the page is larger)."""
-_LOWEST = -1e30
-"""Start of the running maximum: finite, so that a wholly masked block rescales by exp(0) == 1."""
+EVERYTHING = 2**31 - 1
+"""A window that no token ever leaves."""
+NO_SINK = -1e30
+"""A sink logit that weighs nothing beside any real score. Finite: a softmax over nothing but such a
+sink is 1 on it, and not NaN."""
+
+
+class PagedView(NamedTuple):
+    """What the new tokens of a step's rows see of a pool."""
+
+    page_table: jax.Array
+    """int32[R, P]: page p of row r holds its positions p * page_size and on."""
+    kv_lens: jax.Array
+    """int32[R] tokens of the row, the new ones included; at most P * page_size."""
+    q_lens: jax.Array
+    """int32[R] new tokens."""
+    width: int
+    """W, the tokens that the step has room for in each row."""
+    window_tokens: int = EVERYTHING
+    """How many tokens a new one sees, itself included."""
+
+    @property
+    def last_seen(self) -> jax.Array:
+        """int32[R, W]: the positions of the new tokens, each the last that it sees."""
+        return (self.kv_lens - self.q_lens)[:, None] + jnp.arange(self.width, dtype=jnp.int32)
+
+    @property
+    def first_seen(self) -> jax.Array:
+        """int32[R, W]: the first position in each new token's window; column 0 is the row's."""
+        return jnp.maximum(self.last_seen + 1 - self.window_tokens, 0)
+
+    def masks(self, kv_positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(bool[R, W, S] which new token sees which of int32[R, S]; bool[R, S] whether one may)."""
+        first, position = self.first_seen, kv_positions[:, None]
+        may = (first[:, :1] <= kv_positions) & (kv_positions < self.kv_lens[:, None])
+        sees = (first[..., None] <= position) & (position <= self.last_seen[..., None])
+        return may[:, None] & sees, may
+
+    def seen_pages(self, page_size: int, pages_per_block: int) -> jax.Array:
+        """int32[R, n]: each row's pages from the first block it sees on, in whole blocks.
+
+        n covers the window and the new tokens, not the context. Outside what the row sees, where
+        the table may hold anything, its nearest seen page stands once more.
+        """
+        block = pages_per_block * page_size
+        # A row sees window + W - 1 tokens at most; the worst begin with a block's last token.
+        most_blocks = (self.window_tokens + self.width - 3) // block + 2
+        blocks = min(-(-self.page_table.shape[1] // pages_per_block), most_blocks)
+        first = self.first_seen[:, :1]
+        entries = first // block * pages_per_block + jnp.arange(blocks * pages_per_block)
+        last_page = jnp.maximum(self.kv_lens[:, None] - 1, 0) // page_size
+        entries = jnp.clip(entries, first // page_size, last_page)
+        return jnp.take_along_axis(self.page_table, entries, axis=1)
 
 
 def paged_attention(
@@ -34,6 +86,7 @@ def paged_attention(
     q_lens: jax.Array,
     *,
     scale: float,
+    sinks: jax.Array | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
     """softmax(scale * q k^T) v for every new token over its row's sequence so far.
@@ -43,69 +96,51 @@ def paged_attention(
     cache: one layer's pool, the new tokens already written.
     page_table: int32[R, P]; kv_lens: int32[R], new tokens included; q_lens: int32[R].
     New token w of row r sits at position kv_lens[r] - q_lens[r] + w and sees none beyond it.
+    sinks: [heads], one more logit in each head's softmax that brings no value (StreamingLLM, Xiao
+    et al. 2023, as gpt-oss learns it); None is no sink.
     Returns q's dtype [R, W, heads, head_dim]; columns w >= q_lens[r] are garbage but finite.
     Pool tokens outside the rows' sequences are never read as data (they may be NaN).
     """
-    return PAGED_ATTENTION.pick(implementation)(q, cache, page_table, kv_lens, q_lens, scale)
+    view = PagedView(page_table, kv_lens, q_lens, q.shape[1])
+    return PAGED_ATTENTION.pick(implementation)(q, cache, view, scale, sink_logits(sinks, q))
 
 
-def query_positions(width: int, kv_lens: jax.Array, q_lens: jax.Array) -> jax.Array:
-    """int32[R, W] absolute positions of the new tokens."""
-    return (kv_lens - q_lens)[:, None] + jnp.arange(width, dtype=jnp.int32)
+def sink_logits(sinks: jax.Array | None, q: jax.Array) -> jax.Array:
+    """float32[heads]: the sinks, or those that weigh nothing."""
+    return jnp.full(q.shape[2], NO_SINK) if sinks is None else sinks.astype(jnp.float32)
 
 
 @PAGED_ATTENTION.register("reference")
-def _reference(
-    q: jax.Array,
-    cache: KVLayer,
-    page_table: jax.Array,
-    kv_lens: jax.Array,
-    q_lens: jax.Array,
-    scale: float,
+def gqa_reference(
+    q: jax.Array, cache: KVLayer, view: PagedView, scale: float, sinks: jax.Array
 ) -> jax.Array:
     """Gathers each row's whole sequence and takes one softmax."""
-    rows, width, heads, _ = q.shape
-    page_size = cache.k.shape[1]
+    group = q.shape[2] // cache.token.heads
 
-    def sequence(pool: jax.Array) -> jax.Array:  # float32[R, P * page_size, heads, dim]
-        tokens = cache.token.unpack(pool[page_table])
-        tokens = tokens.reshape(rows, -1, *tokens.shape[3:]).astype(jnp.float32)
-        return jnp.repeat(tokens, heads // tokens.shape[2], axis=2)
+    def sequence(pool: jax.Array) -> jax.Array:
+        tokens = _heads_first(cache.token.unpack(pool[view.page_table]))
+        return jnp.repeat(tokens, group, axis=1)
 
-    kv_positions = jnp.arange(page_table.shape[1] * page_size)
-    inside = kv_positions < kv_lens[:, None]
-    seen = kv_positions <= query_positions(width, kv_lens, q_lens)[..., None]
-    visible = (inside[:, None] & seen)[:, None]  # [R, 1, W, S]
-    scores = jnp.einsum("rwhd,rshd->rhws", q.astype(jnp.float32), sequence(cache.k)) * scale
-    weights = jax.nn.softmax(jnp.where(visible, scores, _LOWEST), axis=-1)
-    values = jnp.where(inside[..., None, None], sequence(cache.v), 0)
-    return jnp.einsum("rhws,rshd->rwhd", weights, values).astype(q.dtype)
+    return attend_at_once(q, (sequence(cache.k), sequence(cache.v)), view, scale, sinks)
 
 
 @PAGED_ATTENTION.register("xla")
-def _xla(
-    q: jax.Array,
-    cache: KVLayer,
-    page_table: jax.Array,
-    kv_lens: jax.Array,
-    q_lens: jax.Array,
-    scale: float,
+def gqa_xla(
+    q: jax.Array, cache: KVLayer, view: PagedView, scale: float, sinks: jax.Array
 ) -> jax.Array:
+    """Loads blocks of pages; the query heads that share a kv head are one matrix."""
     rows, width, heads, dim = q.shape
     kv_heads = cache.token.heads
-    # [R, kv_heads, W * group, d]: the queries that share a kv head are one matrix.
     grouped = q.reshape(rows, width, kv_heads, heads // kv_heads, dim).transpose(0, 2, 1, 3, 4)
-    grouped = grouped.reshape(rows, kv_heads, -1, dim).astype(jnp.float32) * scale
-    positions = jnp.repeat(query_positions(width, kv_lens, q_lens), heads // kv_heads, axis=1)
 
     def load(pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _heads_first(cache.token.unpack(cache.k[pages])), _heads_first(
             cache.token.unpack(cache.v[pages])
         )
 
-    out = blockwise_attention(grouped, load, page_table, cache.k.shape[1], (kv_lens, positions))
-    out = out.reshape(rows, kv_heads, width, heads // kv_heads, dim).transpose(0, 2, 1, 3, 4)
-    return out.reshape(rows, width, heads, dim).astype(q.dtype)
+    queries = grouped.astype(jnp.float32) * scale
+    out = attend_by_blocks(queries, load, view, sinks.reshape(kv_heads, 1, -1))
+    return out.transpose(0, 2, 1, 3, 4).reshape(q.shape).astype(q.dtype)
 
 
 def _heads_first(tokens: jax.Array) -> jax.Array:
@@ -114,50 +149,72 @@ def _heads_first(tokens: jax.Array) -> jax.Array:
     return tokens.reshape(rows, pages * page_size, heads, dim).transpose(0, 2, 1, 3)
 
 
-def blockwise_attention(
+def attend_at_once(
+    q: jax.Array,
+    kv: tuple[jax.Array, jax.Array],
+    view: PagedView,
+    scale: float,
+    sinks: jax.Array,
+) -> jax.Array:
+    """One softmax over whole sequences: what the references of GQA and MLA share.
+
+    q: [R, W, heads, dk]; kv: (k [R, heads, P * page_size, dk], v [R, heads, P * page_size, dv]),
+    heads 1 when shared; sinks: float32[heads]. Returns q's dtype [R, W, heads, dv].
+    """
+    k, v = (each.astype(jnp.float32) for each in kv)
+    kv_positions = jnp.broadcast_to(jnp.arange(k.shape[2]), (k.shape[0], k.shape[2]))
+    visible, inside = view.masks(kv_positions)
+    scores = jnp.einsum("rwhd,rhsd->rhws", q.astype(jnp.float32), k) * scale
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+    weights = jax.nn.softmax(jnp.concatenate([sink, scores], axis=-1), axis=-1)[..., 1:]
+    # 0 * NaN is NaN: what no token sees must not reach the product.
+    values = jnp.where(inside[:, None, :, None], v, 0)
+    return jnp.einsum("rhws,rhsd->rwhd", weights, values).astype(q.dtype)
+
+
+def attend_by_blocks(
     q: jax.Array,
     load: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
-    page_table: jax.Array,
-    page_size: int,
-    spans: tuple[jax.Array, jax.Array],
+    view: PagedView,
+    sinks: jax.Array | float = NO_SINK,
 ) -> jax.Array:
-    """Online softmax over KV blocks; the one loop behind GQA and MLA.
+    """Online softmax over KV blocks; the one loop behind full and window attention, GQA and MLA.
 
-    q: float32[R, H, M, dk], already scaled: M queries share the H heads' keys.
-    load: int32[R, n] pages -> (k [R, H, n * page_size, dk], v [R, H, n * page_size, dv]).
-    spans: (kv_lens int32[R], positions int32[R, M] of the queries).
-    Returns float32[R, H, M, dv]; a row with kv_len 0 gives zeros.
+    q: float32[R, H, W, n, dk], already scaled: the n queries of a token share each head's keys.
+    load: int32[R, b] pages -> (k [R, H, b * page_size, dk], v [R, H, b * page_size, dv]). It is
+    asked for the pages that a row sees and for no other (of a row of no tokens, its first).
+    sinks: broadcasts to [R, H, W, n].
+    Returns float32[R, H, W, n, dv]; a token that sees nothing gets zeros.
     """
-    kv_lens, positions = spans
+    # One query axis: with two, XLA on CPU copies every block of keys transposed.
+    shape, matrix = q.shape[:-1], q.reshape(*q.shape[:2], -1, q.shape[-1])
+    page_size, value_dim = jax.eval_shape(load, view.page_table[:, :1])[1].shape[-2:]
     pages_per_block = max(1, BLOCK_TOKENS // page_size)
     block = pages_per_block * page_size
-    # A block must not run over the table's end: dynamic_slice would shift it back silently.
-    page_table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % pages_per_block)))
+    first_block = view.first_seen[:, 0] // block
+    table = view.seen_pages(page_size, pages_per_block)
 
     def attend(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top, total, acc = state
-        pages = jax.lax.dynamic_slice_in_dim(page_table, i * pages_per_block, pages_per_block, 1)
-        k, v = load(pages)
-        kv_positions = i * block + jnp.arange(block, dtype=jnp.int32)
-        inside = kv_positions < kv_lens[:, None]
-        visible = inside[:, None] & (kv_positions <= positions[..., None])
-        scores = jnp.einsum("rhmd,rhsd->rhms", q, k, preferred_element_type=jnp.float32)
-        scores = jnp.where(visible[:, None], scores, -jnp.inf)
+        k, v = load(jax.lax.dynamic_slice_in_dim(table, i * pages_per_block, pages_per_block, 1))
+        start = (first_block + i)[:, None] * block
+        visible, inside = view.masks(start + jnp.arange(block, dtype=jnp.int32))
+        scores = jnp.einsum("rhmd,rhsd->rhms", matrix, k, preferred_element_type=jnp.float32)
+        scores = scores.reshape(*shape, block)
+        scores = jnp.where(visible[:, None, :, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
         fade = jnp.exp(top - new_top)
-        # 0 * NaN is NaN: what lies outside the sequence must not reach the product.
+        # 0 * NaN is NaN: what no token sees must not reach the product.
         v = jnp.where(inside[:, None, :, None], v, 0).astype(jnp.float32)
-        gained = jnp.einsum("rhms,rhsd->rhmd", weights, v)
+        gained = jnp.einsum("rhms,rhsd->rhmd", weights.reshape(*matrix.shape[:3], block), v)
+        gained = gained.reshape(acc.shape)
         return new_top, total * fade + weights.sum(axis=-1), acc * fade[..., None] + gained
 
-    shape = q.shape[:-1]
-    value_dim = jax.eval_shape(load, page_table[:, :pages_per_block])[1].shape[-1]
-    start = (
-        jnp.full(shape, _LOWEST),
-        jnp.zeros(shape),
-        jnp.zeros((*shape, value_dim)),
-    )
-    blocks = (kv_lens.max() + block - 1) // block
-    _, total, acc = jax.lax.fori_loop(0, blocks, attend, start)
-    return acc / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
+    # As if the sink had been seen before the first block; NO_SINK fades to exactly zero there.
+    top = jnp.broadcast_to(jnp.asarray(sinks, jnp.float32), shape)
+    begin = (top, jnp.ones(shape), jnp.zeros((*shape, value_dim)))
+    blocks = jnp.max((view.kv_lens + block - 1) // block - first_block)
+    _, total, acc = jax.lax.fori_loop(0, blocks, attend, begin)
+    return acc / total[..., None]

@@ -1,0 +1,5 @@
+"""The device kernels of the SWA component, chosen as `uhrc_core.kernels` says."""
+
+from uhrc_full.kernels import Kernel
+
+__all__ = ["Kernel"]
