@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
+from tests.conformance.failures import failures
 from tests.conformance.leaky import LEAKY, LeakyConformance, LeakyParams, state_layout
 from uhrc_core.recurrent import BufferShape, StateLayout
 from uhrc_recurrent.pool import RecurrentStatePool
@@ -177,18 +178,6 @@ FAULTS = {
     KnowsNothing: "model_type 'leaky' was answered with None",
     ParamsOfFractions: "params: every field must be an int, got {'decay': 0.5}",
 }
-
-
-def failures(suite):
-    """The message of every check that fails."""
-    messages = []
-    for name in dir(suite):
-        if name.startswith("test_"):
-            try:
-                getattr(suite(), name)()
-            except AssertionError as error:
-                messages.append(str(error))
-    return messages
 
 
 @pytest.mark.parametrize("suite", FAULTS, ids=lambda suite: suite.__name__)

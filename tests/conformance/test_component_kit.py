@@ -1,0 +1,202 @@
+"""The component kit itself: each planted fault is found, and named."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.conformance.failures import failures
+from uhrc_core.eviction import LRU
+from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_core.pools.hybrid import HybridReqToTokenPool
+from uhrc_core.testing import ComponentConformance, RandomProgram
+from uhrc_core.tree import UnifiedRadixCache
+from uhrc_full.component import FullComponent
+from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+
+
+class Releases(FullComponent):
+    """A release lets go of the node for everybody."""
+
+    def release(self, node, token):
+        for part in node.path_to_root():
+            while self.data(part).lock_ref:
+                self.unlock_one(part)
+
+
+class LocksNothing(FullComponent):
+    def acquire(self, node):
+        return True
+
+    def release(self, node, token):
+        pass
+
+
+class EvictsLocked(FullComponent):
+    def is_candidate(self, node):
+        return self.data(node).value is not None and not node.children
+
+
+class NeverEvicts(FullComponent):
+    def is_candidate(self, node):
+        return False
+
+
+class SharesOnSplit(FullComponent):
+    def split(self, upper, lower):
+        whole = self.data(lower).value
+        super().split(upper, lower)
+        self.data(upper).value = whole[: len(upper.key)]
+
+
+class SwapsOnSplit(FullComponent):
+    def split(self, upper, lower):
+        whole = self.data(lower).value
+        super().split(upper, lower)
+        at = len(whole) - len(upper.key)
+        self.data(lower).value, self.data(upper).value = whole[:at].copy(), whole[at:].copy()
+
+
+class SplitsAtTheWrongPlace(FullComponent):
+    """The last token before the cut is taken twice."""
+
+    def split(self, upper, lower):
+        super().split(upper, lower)
+        self.data(lower).value[0] = self.data(upper).value[-1]
+
+
+class UnlocksOnSplit(FullComponent):
+    def split(self, upper, lower):
+        super().split(upper, lower)
+        self.data(upper).lock_ref = 0
+
+
+class LeaksOnAbort(FullComponent):
+    def end(self, state):
+        pass
+
+
+class LeaksWhatItCannotUse(FullComponent):
+    """Takes the pages, then finds that another component has none."""
+
+    def extend(self, state, num_tokens):
+        return super().extend(state, num_tokens) and super().extend(state, num_tokens)
+
+
+class RaisesWhenFull(FullComponent):
+    def extend(self, state, num_tokens):
+        assert super().extend(state, num_tokens), "out of memory"
+        return True
+
+
+class ReadsTheClock(FullComponent):
+    def refresh(self, path, now):
+        super().refresh(path, now)
+        for node in path:
+            self.data(node).hit_count = time.perf_counter_ns()
+
+
+class PeekIsAUse(FullComponent):
+    def match_validator(self):
+        def accepts(node, num_tokens):
+            self.data(node).hit_count += 1
+            return True
+
+        return accepts
+
+
+class WritesTheRowWrong(FullComponent):
+    """After a publish the row still names the request's own duplicates, which are free."""
+
+    def settle(self, state, result):
+        start, stop = state.protected_len, result.prefix_len
+        if stop > start:
+            self.allocator.free(state.indices(start, stop), state.dp_rank)
+
+
+class SnapshotOfTheFork(RecurrentComponent):
+    """A split takes the snapshot to the node that ends at the fork."""
+
+    def split(self, upper, lower):
+        self.data(upper).value, self.data(lower).value = self.data(lower).value, None
+        self.data(lower).queued, self.data(upper).queued = 0, 0
+        self.reconsider(upper)
+
+
+class ClonesTooLate(RecurrentComponent):
+    """The source of the copy is released before it is copied."""
+
+    def needs_lock(self, state):
+        return False
+
+    def admit(self, state, match):
+        admitted = super().admit(state, match)
+        if admitted and match.recurrent_cow_src is not None:
+            self.slots(state).clone_src = (match.recurrent_cow_src + 1) % self.allocator.capacity
+        return admitted
+
+
+FAULTS = {
+    Releases: "one holder's release took another's lock",
+    LocksNothing: "locked data was evicted",
+    EvictsLocked: "evicting while a prefix is locked: AssertionError: FULL data of <node",
+    NeverEvicts: "FULL: 4 unlocked units cannot be evicted",
+    SharesOnSplit: "is a view of another array; copy it",
+    SwapsOnSplit: "split of a locked edge: AssertionError: a hit: token 0 at FULL index",
+    UnlocksOnSplit: "split of a locked edge: AssertionError: RankCounts",
+    SplitsAtTheWrongPlace: "the split moved or lost {(<ComponentType.FULL: 0>, 2): ",
+    LeaksOnAbort: "abort after extend_req: FULL: 3 of 64 units leaked",
+    LeaksWhatItCannotUse: "a pool runs full",
+    RaisesWhenFull: "allocation 1 of FULL fails: AssertionError: seed 0, step",
+    ReadsTheClock: "two caches with the same calls differ",
+    PeekIsAUse: "peek_prefix_len changed the cache",
+    WritesTheRowWrong: "its row differs from the tree",
+    SnapshotOfTheFork: "holds another sequence's data",
+    ClonesTooLate: "is not the state after its",
+}
+
+
+def suite_of(component):
+    """The kit on a cache with one faulty component."""
+
+    class Suite(ComponentConformance):
+        page_sizes = (1,)
+        seeds = range(4)
+
+        def make_cache(self, page_size, num_pages, dp_size):
+            pool = PagedTokenToKVPoolAllocator(num_pages * page_size, page_size, dp_size)
+            slots = HybridReqToTokenPool(6, dp_size)
+            plan = TrackPlan(num_tracks=0, interval=1, branching_grid=1)
+            if issubclass(component, FullComponent):
+                parts = [component(pool, LRU(), 2)]
+            else:
+                parts = [FullComponent(pool, LRU(), 2), component(slots, LRU(), 0, plan)]
+            return UnifiedRadixCache(
+                parts,
+                page_size=page_size,
+                dp_size=dp_size,
+                max_requests=3,
+                max_context_len=num_pages * page_size,
+            )
+
+    return Suite
+
+
+@pytest.mark.parametrize("component", FAULTS, ids=lambda component: component.__name__)
+def test_a_planted_fault_is_named(component):
+    messages = failures(suite_of(component))
+    found = [message for message in messages if FAULTS[component] in message]
+    assert found, "\n---\n".join(message[:300] for message in messages)
+
+
+def test_a_random_failure_can_be_run_again_from_its_message():
+    suite = suite_of(LeaksOnAbort)
+    programs = [RandomProgram(suite().make_cache(1, 18, 2), seed=3) for _ in range(2)]
+    messages = []
+    for program in programs:
+        with pytest.raises(AssertionError) as caught:
+            program.run(80)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"seed 3, step {programs[0].steps} (")
