@@ -87,6 +87,8 @@ def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "anyOf" in field:
         kinds = [_type(each, definitions) for each in field["anyOf"] if each.get("type") != "null"]
         return " or ".join(kinds)
+    if "const" in field:
+        return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field.get("type") == "array" and "items" in field:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SerializeAsAny
 
-from uhrc_core.specs import ComponentParams, ConfigPath, ConfigTable, PositiveInt
+from uhrc_core.specs import ComponentParams, ConfigPath, ConfigTable, HiCacheParams, PositiveInt
 
 DpSchedulePolicy = Literal["min_running_queue", "round_robin", "shape_aware", "cache_aware"]
 
@@ -88,6 +88,7 @@ class Config(ConfigTable):
 
     Attributes:
         components: ``[components.<name>]``, each of its plugin's ``params_model``.
+        hicache: ``[hicache]``, its plugin's ``params_model``; ``None``: no host tier.
         tables: top-level tables that plugins declare.
     """
 
@@ -96,6 +97,7 @@ class Config(ConfigTable):
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
+    hicache: SerializeAsAny[HiCacheParams] | None = None
     tables: dict[str, SerializeAsAny[ConfigTable]] = Field(default_factory=dict)
 
     def table(self, table_model: type[Table]) -> Table:
@@ -106,10 +108,13 @@ class Config(ConfigTable):
         return table_model()
 
 
-#: The core's own top-level tables, ``components`` apart.
+#: The core's own top-level tables whose keys do not depend on plugins.
 CORE_TABLES: dict[str, type[ConfigTable]] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "memory": MemoryConfig,
     "model": ModelConfig,
 }
+
+#: All top-level tables that no plugin can have for its own.
+RESERVED_TABLES = (*CORE_TABLES, "components", "hicache")

@@ -24,6 +24,7 @@ from uhrc_core.errors import PluginError
 from uhrc_core.guard import plugin_code
 from uhrc_core.key import Namespace, RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.specs import HiCacheParams
 
 _log = logging.getLogger(__name__)
 
@@ -210,6 +211,21 @@ class HiCacheContext:
     page_size: int
     dp_size: int
     components: Mapping[ComponentType, HiCacheComponent]
+
+
+@dataclass(frozen=True, slots=True)
+class HiCacheSpec:
+    """A host tier that ``hicache.name`` can name.
+
+    Attributes:
+        name: what the config says.
+        params_model: model of the ``[hicache]`` table for this tier.
+        make_hooks: called once a cache, with an instance of ``params_model``.
+    """
+
+    name: str
+    params_model: type[HiCacheParams]
+    make_hooks: Callable[[Any, HiCacheContext], HiCacheHooks]
 
 
 class NoHiCache:

@@ -2,8 +2,8 @@
 
 A plugin is a module named by an entry point of the group ``uhrc.plugins``. The entry point's name
 is the name that a config uses for what the plugin brings: a component (``[components.full]``), an
-eviction policy, a top-level table of its own. A module that brings several is registered under each
-name:
+eviction policy, a host tier, a top-level table of its own. A module that brings several is
+registered under each name:
 
 ```toml
 [project.entry-points."uhrc.plugins"]
@@ -32,8 +32,8 @@ hurts only who names it; to find its commands ``uhrc`` imports them all, and to 
 model's layers are so does a config with ``model.hf_config``. ``uhrc plugins`` lists what is
 installed and what is wrong with it. ``UHRC_PLUGINS=a,b`` limits all of this to the names given.
 
-The records that hooks return are in `uhrc_core.specs`, `uhrc_core.component`, `uhrc_core.plan` and
-`uhrc_core.rules`.
+The records that hooks return are in `uhrc_core.specs`, `uhrc_core.component`, `uhrc_core.plan`,
+`uhrc_core.rules` and `uhrc_core.hicache`.
 """
 
 # pyright: reportReturnType=false
@@ -47,6 +47,7 @@ from typing import Any
 import pluggy
 
 from uhrc_core.component import ComponentSpec
+from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.plan import LayerKind
 from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.rules import Rule
@@ -96,6 +97,15 @@ def uhrc_combination_rules() -> Sequence[Rule]:
 @hookspec
 def uhrc_eviction_policies() -> Sequence[EvictionPolicySpec]:
     """Victim orders that ``cache.eviction_policy`` can name."""
+
+
+@hookspec
+def uhrc_hicache_hooks() -> Sequence[HiCacheSpec]:
+    """Host tiers that ``hicache.name`` can name; the table's other keys are the tier's options.
+
+    ``spec.params_model`` derives from `uhrc_core.specs.HiCacheParams`. What a tier is asked and
+    told, and when, is in `uhrc_core.hicache.HiCacheHooks`; `uhrc_core.testing` tests one.
+    """
 
 
 @hookspec

@@ -15,14 +15,14 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from uhrc_core.config import CORE_TABLES, CacheConfig, Config
+from uhrc_core.config import CORE_TABLES, RESERVED_TABLES, CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.guard import plugin_code
 from uhrc_core.plugins import installed_plugins, join_faults
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.registry import Registry
 from uhrc_core.rules import COMPONENT_RULES, violations
-from uhrc_core.specs import ConfigTable
+from uhrc_core.specs import ConfigTable, HiCacheParams
 
 ENV_UNIFIED = "UHRC_ENABLE_UNIFIED_RADIX_TREE"
 _ENV_BOOLS = {
@@ -96,6 +96,7 @@ def parse_config(
         for name, spec in registry.tables.items()
         if name in raw
     }
+    hicache = _read_hicache(raw, registry, reader)
     problems += reader.problems
     if isinstance(cache := core["cache"], CacheConfig) and cache.eviction_policy not in faults:
         problems += policy_options(cache, registry)[1]
@@ -106,7 +107,9 @@ def parse_config(
         raise ConfigError([*problems, *map(str, faults.values())])
     if faults:
         raise join_faults(faults.values())
-    return Config.model_validate({**core, "components": params, "tables": extra})
+    return Config.model_validate(
+        {**core, "components": params, "hicache": hicache, "tables": extra}
+    )
 
 
 class TableReader:
@@ -203,9 +206,8 @@ def _load_named(
     wanted: list[tuple[str, str, str]] = []
     if (policy := _plugin_policy(raw)) and policy in catalog.names:
         wanted.append(("cache.eviction_policy", "policy", policy))
-    own_tables = {*CORE_TABLES, "components"}
-    for name in sorted(raw.keys() - own_tables):
-        close = get_close_matches(name, own_tables, n=1)
+    for name in sorted(raw.keys() - {*RESERVED_TABLES}):
+        close = get_close_matches(name, RESERVED_TABLES, n=1)
         if not isinstance(raw[name], dict):
             problems.append(f"{name} = {raw[name]!r}: in no table; put it under one, as [cache]")
         elif close and name not in catalog.names:
@@ -213,6 +215,8 @@ def _load_named(
         else:
             wanted.append((name, "table", name))
     wanted += [(f"components.{name}", "component", name) for name in components]
+    if tier := _host_tier(raw):
+        wanted.append(("hicache.name", "host tier", tier))
     keys = {name: key for key, _, name in wanted}
     registry, broken = catalog.load_each(keys)
     for key, kind, name in wanted:
@@ -232,6 +236,7 @@ def _places(registry: Registry, name: str) -> dict[str, str]:
         "table": (registry.tables, f"[{name}]"),
         "backend": (registry.backends, f"components.recurrent.backend = {name!r}"),
         "policy": (registry.policies, f"cache.eviction_policy = {name!r}"),
+        "host tier": (registry.host_tiers, f"hicache.name = {name!r}"),
     }
     return {kind: place for kind, (known, place) in brought.items() if name in known}
 
@@ -242,6 +247,22 @@ def _plugin_policy(raw: RawTable) -> str | None:
     policy = cast(RawTable, cache).get("eviction_policy") if isinstance(cache, dict) else None
     builtin = [spec.name for spec in BUILTIN_POLICIES]
     return policy if isinstance(policy, str) and policy not in builtin else None
+
+
+def _host_tier(raw: RawTable) -> str | None:
+    """The host tier that the tables name."""
+    hicache = raw.get("hicache")
+    name = cast(RawTable, hicache).get("name") if isinstance(hicache, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _read_hicache(raw: RawTable, registry: Registry, reader: TableReader) -> HiCacheParams | None:
+    """The ``[hicache]`` table, as the tier it names wants it."""
+    name = _host_tier(raw)
+    if "hicache" not in raw or (name is not None and name not in registry.host_tiers):
+        return None  # none, or a name that has been reported
+    model = HiCacheParams if name is None else registry.host_tiers[name].params_model
+    return reader.read("hicache", model, raw["hicache"])
 
 
 def at_key(key: str, error: PluginError) -> PluginError:

@@ -28,6 +28,7 @@ _KNOWN_DISTRIBUTIONS = {
     "full": "uhrc-full",
     "swa": "uhrc-swa",
     "recurrent": "uhrc-recurrent",
+    "stub": "uhrc-hicache-stub",
     "engine": "uhrc-engine",
     "workload": "uhrc-engine",
 }

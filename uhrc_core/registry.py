@@ -16,9 +16,10 @@ import pluggy
 
 from uhrc_core import hookspecs
 from uhrc_core.component import ComponentSpec
-from uhrc_core.config import CORE_TABLES
+from uhrc_core.config import RESERVED_TABLES
 from uhrc_core.errors import ConfigError, PluginError, UHRCError
 from uhrc_core.guard import mistake_in, plugin_code
+from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
 from uhrc_core.policies import BUILTIN_POLICIES
@@ -35,14 +36,22 @@ from uhrc_core.specs import (
 EVICTION_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
 
 Record = TypeVar("Record")
-Named = ComponentSpec | RecurrentBackendSpec | EvictionPolicySpec | ConfigTableSpec | CliCommandSpec
+Named = (
+    ComponentSpec
+    | RecurrentBackendSpec
+    | EvictionPolicySpec
+    | HiCacheSpec
+    | ConfigTableSpec
+    | CliCommandSpec
+)
 
 
 class Registry:
     """Declared records by name; filled by `register`, read-only afterwards.
 
     Attributes:
-        components, backends, policies, tables, commands: by name; built-in policies included.
+        components, backends, policies, host_tiers, tables, commands: by name; built-in policies
+            included.
         owners: which plugin brought a command.
         rules: the core's combination matrix and what plugins add to it.
     """
@@ -51,6 +60,7 @@ class Registry:
         self.components: dict[str, ComponentSpec] = {}
         self.backends: dict[str, RecurrentBackendSpec] = {}
         self.policies = {spec.name: spec for spec in BUILTIN_POLICIES}
+        self.host_tiers: dict[str, HiCacheSpec] = {}
         self.tables: dict[str, ConfigTableSpec] = {}
         self.commands: dict[str, CliCommandSpec] = {}
         self.owners: dict[str, str] = {}
@@ -87,15 +97,16 @@ class Registry:
         components = self._records(label, "uhrc_component_specs", ComponentSpec)
         backends = self._records(label, "uhrc_recurrent_backends", RecurrentBackendSpec)
         policies = self._records(label, "uhrc_eviction_policies", EvictionPolicySpec)
+        tiers = self._records(label, "uhrc_hicache_hooks", HiCacheSpec)
         tables = self._records(label, "uhrc_config_tables", ConfigTableSpec)
         commands = self._records(label, "uhrc_cli_commands", CliCommandSpec)
         rules = self._records(label, "uhrc_combination_rules", Rule)
         for spec in components:
             _check_component(label, spec)
-        _check_models(label, [spec.params_model for spec in (*components, *backends)])
+        _check_models(label, [spec.params_model for spec in (*components, *backends, *tiers)])
         _check_models(label, [spec.options_model for spec in policies])
         _check_models(label, [spec.table_model for spec in tables])
-        for record in (*components, *backends, *policies, *tables):
+        for record in (*components, *backends, *policies, *tiers, *tables):
             if record.name not in claimed:
                 raise PluginError(
                     f"{label} declares {record.name!r} but is not registered under that name; add "
@@ -104,11 +115,13 @@ class Registry:
         _check_new(label, self.components, components)
         _check_new(label, self.backends, backends)
         _check_new(label, self.policies, policies)
-        _check_new(label, {**self.tables, **CORE_TABLES, "components": None}, tables)
+        _check_new(label, self.host_tiers, tiers)
+        _check_new(label, {**self.tables, **dict.fromkeys(RESERVED_TABLES)}, tables)
         _check_new(label, self.commands, commands)
         self.components |= {spec.name: spec for spec in components}
         self.backends |= {spec.name: spec for spec in backends}
         self.policies |= {spec.name: spec for spec in policies}
+        self.host_tiers |= {spec.name: spec for spec in tiers}
         self.tables |= {spec.name: spec for spec in tables}
         self.commands |= {spec.name: spec for spec in commands}
         self.owners |= {spec.name: label for spec in commands}
@@ -121,6 +134,7 @@ class Registry:
             "component": self.components,
             "backend": self.backends,
             "policy": self.policies.keys() - {spec.name for spec in BUILTIN_POLICIES},
+            "host tier": self.host_tiers,
             "table": self.tables,
             "command": self.commands,
         }

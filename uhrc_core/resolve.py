@@ -17,6 +17,7 @@ from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.eviction import EvictionPolicy
 from uhrc_core.guard import call_factory
+from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.loading import TableReader, at_key, policy_options, suggestion
 from uhrc_core.model_layers import read_model_layers
 from uhrc_core.node import ComponentType
@@ -74,6 +75,7 @@ class _Resolver:
         elif not tables and not self.problems:
             self.problems.append("components: none named; add one, or set model.hf_config")
         self._check_cache()
+        host_tier = self._host_tier(registry)
         tables = self._settled(tables, layers, registry)
         specs = [registry.components[name] for name in tables]
         self._check_kinds(specs, layers)
@@ -88,7 +90,8 @@ class _Resolver:
         if self.problems:
             raise ConfigError(self.problems)
         settled = {part.spec.name: part.params for part in parts}
-        return ResolvedConfig(self.config.model_copy(update={"components": settled}), parts)
+        config = self.config.model_copy(update={"components": settled})
+        return ResolvedConfig(config, parts, host_tier)
 
     def _registry(self, layers: Sequence[LayerKind]) -> Registry:
         """The plugins that the config names, and the backends of the model's layers; `_parts`
@@ -102,6 +105,8 @@ class _Resolver:
                 keys[backend] = f"components.{name}.backend"
         keys = {name: key for name, key in keys.items() if name in self.catalog.names}
         keys |= {name: f"components.{name}" for name in self.config.components}
+        if self.config.hicache is not None:
+            keys |= {self.config.hicache.name: "hicache.name"}
         registry, broken = self.catalog.load_each(keys)
         if broken:
             raise join_faults(at_key(keys[name], error) for name, error in broken.items())
@@ -193,6 +198,26 @@ class _Resolver:
                 "another, install the distribution that brings it"
             )
         return None if wanted is None else registry.backends.get(wanted)
+
+    def _host_tier(self, registry: Registry) -> HiCacheSpec | None:
+        params, cache = self.config.hicache, self.config.cache
+        if params is None:
+            return None
+        if not (cache.enable_unified_radix_tree or cache.disable_radix_cache):
+            self.problems.append(
+                f"hicache.name = {params.name!r}: needs the unified tree; set "
+                "cache.enable_unified_radix_tree = true"
+            )
+        spec = registry.host_tiers.get(params.name)
+        if spec is None:
+            hint = suggestion(params.name, registry.host_tiers)
+            self.problems.append(f"hicache.name = {params.name!r}: no host tier; {hint}")
+        elif not isinstance(params, spec.params_model):
+            self.problems.append(
+                f"hicache: is a {type(params).__name__}, where {params.name!r} needs its "
+                f"{spec.params_model.__name__}"
+            )
+        return spec
 
     def _check_cache(self) -> None:
         cache = self.config.cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
+from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.specs import ComponentParams
 
@@ -40,7 +41,9 @@ class ResolvedConfig:
     Attributes:
         config: as loaded, with the components that the model picked and the sizes found.
         components: in the order of `ComponentType`.
+        host_tier: what ``config.hicache`` names.
     """
 
     config: Config
     components: tuple[ResolvedComponent, ...]
+    host_tier: HiCacheSpec | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Union
 
 from pydantic import Field, create_model
 
@@ -19,7 +19,9 @@ def config_schema(registry: Registry) -> dict[str, Any]:
         __doc__="What the tree caches, one table a component.",
         **_optional({name: spec.params_model for name, spec in registry.components.items()}),
     )
-    tables = {name: spec.table_model for name, spec in registry.tables.items()}
+    tables: dict[str, Any] = {name: spec.table_model for name, spec in registry.tables.items()}
+    if registry.host_tiers:
+        tables |= {"hicache": _hicache_table(registry)}
     model = create_model(
         "UHRCConfig",
         __base__=ConfigTable,
@@ -28,6 +30,18 @@ def config_schema(registry: Registry) -> dict[str, Any]:
     )
     schema = model.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _hicache_table(registry: Registry) -> Any:
+    """The table as each tier wants it, told apart by its name."""
+    models: list[Any] = []
+    for spec in registry.host_tiers.values():
+        model = spec.params_model
+        name: Any = (Literal[spec.name], model.model_fields["name"])
+        models.append(
+            create_model(model.__name__, __base__=model, __doc__=model.__doc__, name=name)
+        )
+    return models[0] if len(models) == 1 else Union[tuple(models)]  # noqa: UP007
 
 
 def _optional(tables: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class ComponentParams(ConfigTable):
         return frozenset()
 
 
+class HiCacheParams(ConfigTable):
+    """Base of the ``[hicache]`` table; a host tier adds its options."""
+
+    name: str = Field(description="The host tier that is asked and told; a plugin brings it.")
+
+
 @dataclass(frozen=True, slots=True)
 class EvictionPolicySpec:
     """A victim order that ``cache.eviction_policy`` can name.

@@ -120,7 +120,9 @@ def test_plugins_appear_and_vanish_with_their_distributions(
     clean.install(*(wheels[name] for name in PROJECTS if name != "uhrc-core"))
     assert clean.plugins() == {
         "uhrc-full": ["full"],
+        "uhrc-swa": ["swa"],
         "uhrc-recurrent": ["gdn", "gla", "kda", "recurrent"],
+        "uhrc-hicache-stub": ["stub"],
         "uhrc-engine": ["engine", "workload"],
     }
     clean.pip("uninstall", "--yes", "--quiet", "uhrc-full")

@@ -60,11 +60,6 @@ def test_a_module_registered_under_two_names_is_loaded_once(site: FakeSite) -> N
     assert sorted(registry.components) == ["one", "two"]
 
 
-def test_distributions_that_bring_nothing_yet_are_not_plugins() -> None:
-    names = {entry.distribution for entry in installed_plugins({}).entries}
-    assert "uhrc-hicache-stub" not in names
-
-
 # -- UHRC_PLUGINS ------------------------------------------------------------------------------
 
 

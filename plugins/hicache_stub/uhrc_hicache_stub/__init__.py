@@ -1,1 +1,1 @@
-"""HiCache hooks for UHRC that record and move nothing. Registers nothing yet."""
+"""HiCache hooks for UHRC that record what they are told and move nothing."""
