@@ -1,27 +1,35 @@
 """From a configuration to a cache and its device pools: plain objects, no pluggy, no config.
 
 resolved = resolve(load_config("cache.toml"))
-cache = build_kv_cache(resolved)              # control plane, no jax
-pools = make_device_pools(resolved)           # device plane
+pools = make_device_pools(resolved)           # device plane, imports jax
+cache = build_kv_cache(resolved, pools)       # control plane; only a host tier needs the pools
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from uhrc_core.base import BasePrefixCache
-from uhrc_core.baseline import ChunkCache, RadixCache
+from uhrc_core.baseline import ChunkCache, RadixCache, SWARadixCache
 from uhrc_core.component import TreeComponent
-from uhrc_core.config import CacheConfig, Config
+from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.guard import call_factory
+from uhrc_core.hicache import HiCacheComponent, HiCacheContext, HiCacheHooks, HiCacheSpec
+from uhrc_core.node import ComponentType
 from uhrc_core.resolve import resolve
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.tree import UnifiedRadixCache
 
 
-def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
+def build_kv_cache(
+    config: Config | ResolvedConfig, device_pools: Mapping[str, Any] | None = None
+) -> BasePrefixCache:
     """The prefix cache a configuration describes: the unified tree, or with it off a plain cache.
+
+    Args:
+        device_pools: of `make_device_pools`, for a host tier that moves data.
 
     Raises:
         ConfigError: with every problem found.
@@ -31,20 +39,27 @@ def build_kv_cache(config: Config | ResolvedConfig) -> BasePrefixCache:
         raise ConfigError(f"config: {config!r} is no Config; make one with load_config(path)")
     resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
     cache = resolved.config.cache
-    return cache_class(cache)(
+    built = cache_class(resolved)(
         components=make_components(resolved),
         page_size=cache.page_size,
         dp_size=cache.dp_size,
         max_requests=cache.max_requests,
         max_context_len=cache.max_context_len,
     )
+    if isinstance(built, UnifiedRadixCache) and resolved.host_tier is not None:
+        _attach_host_tier(built, resolved.host_tier, resolved, device_pools or {})
+    return built
 
 
-def cache_class(cache: CacheConfig) -> type[UnifiedRadixCache | RadixCache]:
-    """Which cache ``[cache]`` asks for."""
+def cache_class(resolved: ResolvedConfig) -> type[UnifiedRadixCache | RadixCache]:
+    """Which cache ``[cache]`` asks for, for these components."""
+    cache = resolved.config.cache
     if cache.disable_radix_cache:
         return ChunkCache
-    return UnifiedRadixCache if cache.enable_unified_radix_tree else RadixCache
+    if cache.enable_unified_radix_tree:
+        return UnifiedRadixCache
+    kinds = {part.spec.kind for part in resolved.components}
+    return SWARadixCache if ComponentType.SWA in kinds else RadixCache
 
 
 def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
@@ -84,6 +99,32 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
         )
         for part in resolved.components
     }
+
+
+def _attach_host_tier(
+    cache: UnifiedRadixCache,
+    spec: HiCacheSpec,
+    resolved: ResolvedConfig,
+    device_pools: Mapping[str, Any],
+) -> None:
+    components = {
+        part.spec.kind: HiCacheComponent(
+            component.allocator.capacity,
+            part.pool.bytes_per_unit if part.pool else None,
+            device_pools.get(part.spec.name),
+        )
+        for part, component in zip(resolved.components, cache.components, strict=True)
+    }
+    context = HiCacheContext(cache.page_size, cache.dp_size, components)
+    hooks = call_factory(
+        f"hicache.name = {spec.name!r}",
+        "make_hooks",
+        HiCacheHooks,
+        spec.make_hooks,
+        resolved.config.hicache,
+        context,
+    )
+    cache.attach_hicache(hooks, {kind: part.bytes_per_unit for kind, part in components.items()})
 
 
 def _make_component(part: ResolvedComponent) -> TreeComponent:

@@ -48,7 +48,7 @@ class BasePrefixCache(RequestLifecycle):
             raise InvalidParamsError(f"components: need FULL and no kind twice, got {kinds}")
         if unserved := [kind.name for kind in by_kind if kind not in self._serves]:
             raise InvalidParamsError(
-                f"{type(self).__name__} holds FULL data alone, not {', '.join(unserved)}; set "
+                f"{type(self).__name__} does not hold {', '.join(unserved)} data; set "
                 "cache.enable_unified_radix_tree"
             )
         self.components = tuple(by_kind[kind] for kind in sorted(by_kind))

@@ -69,14 +69,11 @@ COMPONENT_RULES: tuple[Rule, ...] = (
 
 CORE_RULES: tuple[Rule, ...] = (
     *COMPONENT_RULES,
-    *(
-        rule(
-            "the plain tree holds FULL data alone; set cache.enable_unified_radix_tree = true, or "
-            "share nothing with cache.disable_radix_cache = true",
-            when=f"{kind} {REUSE}",
-            requires=UNIFIED,
-        )
-        for kind in (SWA, RECURRENT)
+    rule(
+        "the plain trees hold no recurrent state; set cache.enable_unified_radix_tree = true, or "
+        "share nothing with cache.disable_radix_cache = true",
+        when=f"{RECURRENT} {REUSE}",
+        requires=UNIFIED,
     ),
     rule(
         "a recurrent state exists only at the end of a forward, so with pages it must be taken at "

@@ -36,8 +36,6 @@ def expected(has: frozenset[str]) -> set[str]:
         wrong.add("always, full is required")
     if "swa" in has and "recurrent" in has:
         wrong.add("with swa, recurrent is not possible")
-    if {"swa", "prefix_reuse"} <= has and "unified_tree" not in has:
-        wrong.add("with prefix_reuse + swa, unified_tree is required")
     return wrong
 
 

@@ -6,5 +6,9 @@ stand in for the other; differential tests use them as oracles.
 
 from uhrc_core.baseline.chunk_cache import ChunkCache
 from uhrc_core.baseline.radix_cache import RadixCache
+from uhrc_core.baseline.swa_radix_cache import SWARadixCache
 
-__all__ = ["ChunkCache", "RadixCache"]
+#: A window component frees what leaves the window in any cache, so one class serves both.
+SWAChunkCache = ChunkCache
+
+__all__ = ["ChunkCache", "RadixCache", "SWAChunkCache", "SWARadixCache"]

@@ -5,7 +5,7 @@ Tokens are compared in plain loops, and every eviction scans all nodes for the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 
 import numpy as np
@@ -15,6 +15,7 @@ from uhrc_core.base import BasePrefixCache
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
+from uhrc_core.locks import Tokens
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
     CacheStats,
@@ -44,24 +45,35 @@ class RadixCache(BasePrefixCache):
     # -- match and insert ----------------------------------------------------------------------
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        path, hit = self._find(params.key)
-        node = path[-1] if hit == path[-1].end else self._split(path[-1], hit)
+        path, known = self._find(params.key)
+        hit = self._usable(path, known)
+        node = self._ending_at(path, hit)
         path = [*node.path_to_root()][::-1]
         self._use(path)
         whole = params.key.page_floor(self.page_size)
-        reason = None if hit == whole else MissReason.NO_PREFIX
+        reason = MissReason.NO_PREFIX if hit == known else MissReason.SWA_WINDOW
+        reason = None if hit == whole else reason
         self._count(params.key, hit, reason)
         return MatchResult(
             device_indices=np.concatenate([np.empty(0, np.int32), *map(_value, path)]),
             last_device_node=node,
             last_host_node=node,
             best_match_node=node,
-            full_hit_length=hit,
+            full_hit_length=known,
             miss_reason=reason,
         )
 
     def peek_prefix_len(self, key: RadixKey) -> int:
-        return self._find(key)[1]
+        return self._usable(*self._find(key))
+
+    def _usable(self, path: Sequence[UnifiedTreeNode], known: int) -> int:
+        """How many of the ``known`` tokens that the tree holds a request can use."""
+        return known
+
+    def _ending_at(self, path: Sequence[UnifiedTreeNode], depth: int) -> UnifiedTreeNode:
+        """The node of ``path`` that ends at ``depth``, or one made by a split."""
+        holder = next(node for node in path if node.end >= depth)
+        return holder if holder.end == depth else self._split(holder, depth)
 
     def insert(self, params: InsertParams) -> InsertResult:
         key, length = params.key, params.key.page_floor(self.page_size)
@@ -72,15 +84,23 @@ class RadixCache(BasePrefixCache):
             raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
         if params.recurrent_value is not None:
             self._pool(ComponentType.RECURRENT, key.dp_rank)
+        if params.swa_evicted_seqlen:
+            self._pool(ComponentType.SWA, key.dp_rank)
         self.token_allocator.adopt(params.value[had:length], key.dp_rank, protected=False)
-        node = path[-1] if had == path[-1].end else self._split(path[-1], had)
-        if had < length:
-            node = self._add(key.slice(had, length), node, length)
-            node.component_data[ComponentType.FULL].value = params.value[had:length].copy()
-        self._use([*node.path_to_root()])
+        node = self._ending_at(path, had)
+        for end in self._ends(params, length):
+            if node.end < end:
+                start = node.end
+                node = self._add(key.slice(start, end), node, end)
+                _data(node).value = params.value[start:end].copy()
+        self._use([*node.path_to_root()][::-1])
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - had
         return InsertResult(prefix_len=had, inserted_len=length, node=node)
+
+    def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
+        """Where what an insert adds is cut, its end included."""
+        return (length,)
 
     def _find(self, key: RadixKey) -> tuple[list[UnifiedTreeNode], int]:
         """Nodes from the root that ``key`` enters, and how many of its tokens they hold."""
@@ -128,6 +148,7 @@ class RadixCache(BasePrefixCache):
         return page if node.start else (node.key.namespace, page)
 
     def _use(self, path: Sequence[UnifiedTreeNode]) -> None:
+        """Mark nodes as used, root side first, the root left out."""
         self._now += 1
         for node in path:
             _data(node).last_access_time = self._now
@@ -144,44 +165,73 @@ class RadixCache(BasePrefixCache):
     def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
         if node not in self._nodes:
             raise StaleNodeError(f"{node} is not in this cache; match again")
+        return self._receipts.issue(node, self._lock(node))
+
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
+        self._unlock(node, self._receipts.redeem(node, params))
+
+    def _lock(self, node: UnifiedTreeNode) -> Tokens:
+        """Lock what a holder of ``node`` needs; what `_unlock` must be told, per component."""
         for part in node.path_to_root():
             _data(part).lock_ref += 1
             if _data(part).lock_ref == 1:
                 self.token_allocator.protect(len(part.key), part.dp_rank)
-        return self._receipts.issue(node, (True,) + (None,) * (len(self.components) - 1))
+        return (True,) + (None,) * (len(self.components) - 1)
 
-    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
-        self._receipts.redeem(node, params)
+    def _unlock(self, node: UnifiedTreeNode, tokens: Tokens) -> None:
         for part in node.path_to_root():
             _data(part).lock_ref -= 1
             if _data(part).lock_ref == 0:
                 self.token_allocator.unprotect(len(part.key), part.dp_rank)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        for kind in (ComponentType.SWA, ComponentType.RECURRENT):
-            if params.amount(kind):
+        for kind in ComponentType:
+            if kind is ComponentType.FULL or params.amount(kind):
                 self._pool(kind, params.dp_rank)
-        pool = self._pool(ComponentType.FULL, params.dp_rank)
-        freed = 0
-        while params.num_tokens > (
-            pool.available_size(params.dp_rank) if params.shortfall else freed
-        ):
-            leaves = [
-                node
-                for node in self._nodes[1:]
-                if node.dp_rank == params.dp_rank and node.is_leaf and not _data(node).lock_ref
-            ]
-            if not leaves:
-                break
-            victim = min(leaves, key=lambda node: (_data(node).last_access_time, node.id))
-            pool.reclaim(_value(victim), victim.dp_rank)
-            freed += len(victim.key)
-            assert victim.parent is not None
-            del victim.parent.children[self._child_key(victim)]
-            victim.parent = None
-            self._nodes.remove(victim)
-        self._stats.evicted.num_tokens_evicted += freed
-        return EvictResult(num_tokens_evicted=freed)
+        pools = {component.kind: component.allocator for component in self.components}
+        before = {kind: pool.available_size(params.dp_rank) for kind, pool in pools.items()}
+        self._evict(params)
+        freed = [0] * len(ComponentType)
+        for kind, pool in pools.items():
+            freed[kind] = pool.available_size(params.dp_rank) - before[kind]
+        self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
+        self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
+        return EvictResult(*freed)
+
+    def _evict(self, params: EvictParams) -> None:
+        self._evict_until(
+            params,
+            ComponentType.FULL,
+            lambda node: node.is_leaf and not _data(node).lock_ref,
+            self._remove,
+        )
+
+    def _evict_until(
+        self,
+        params: EvictParams,
+        kind: ComponentType,
+        may_go: Callable[[UnifiedTreeNode], bool],
+        drop: Callable[[UnifiedTreeNode], None],
+    ) -> None:
+        """Drop the first of the nodes that may go, again and again, until enough is free."""
+        pool = self._pool(kind, params.dp_rank)
+        before = 0 if params.shortfall else pool.available_size(params.dp_rank)
+        while params.amount(kind) > pool.available_size(params.dp_rank) - before:
+            rank = [n for n in self._nodes[1:] if n.dp_rank == params.dp_rank and may_go(n)]
+            if not rank:
+                return
+            drop(min(rank, key=lambda node: self._victim_order(node, kind)))
+
+    def _victim_order(self, node: UnifiedTreeNode, kind: ComponentType) -> tuple[int, ...]:
+        return (node.component_data[kind].last_access_time, node.id)
+
+    def _remove(self, leaf: UnifiedTreeNode) -> None:
+        """Free a leaf's data and take it out of the tree."""
+        assert leaf.parent is not None
+        self.token_allocator.reclaim(_value(leaf), leaf.dp_rank)
+        del leaf.parent.children[self._child_key(leaf)]
+        leaf.parent = None
+        self._nodes.remove(leaf)
 
     # -- state ---------------------------------------------------------------------------------
 

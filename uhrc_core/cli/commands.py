@@ -49,7 +49,7 @@ def check(config: Config) -> None:
     """Check a config: print every problem with its key."""
     resolved = resolve(config)
     names = ", ".join(part.spec.name for part in resolved.components)
-    kind = cache_class(config.cache).__name__
+    kind = cache_class(resolved).__name__
     typer.echo(f"ok: {kind}, page_size {config.cache.page_size}, components {names}")
 
 

@@ -28,10 +28,11 @@ def description(resolved: ResolvedConfig) -> dict[str, Any]:
         "cache": config.cache.model_dump(mode="json"),
         "scheduler": config.scheduler.model_dump(),
         "components": parts,
+        "hicache": _hicache(resolved),
         "pool_bytes": sum(known) if len(known) == len(parts) else None,
         "hbm_bytes": config.memory.hbm_bytes,
         "combination": f"({', '.join(part['kind'] for part in parts)}) is allowed",
-        "cache_class": cache_class(config.cache).__name__,
+        "cache_class": cache_class(resolved).__name__,
     }
 
 
@@ -45,6 +46,9 @@ def print_description(facts: dict[str, Any]) -> None:
         f"eviction {cache['eviction_policy']}, routing {facts['scheduler']['dp_schedule_policy']}"
     )
     console.print(f"combination {facts['combination']}")
+    if facts["hicache"] is not None:
+        options = (f"{key} {value}" for key, value in facts["hicache"].items() if key != "name")
+        console.print(", ".join([f"host tier {facts['hicache']['name']}", *options]))
     table = Table("component", "kind", "eviction priority", "pool", "bytes", "layers")
     for part in facts["components"]:
         table.add_row(
@@ -91,6 +95,13 @@ def _component(part: ResolvedComponent) -> dict[str, Any]:
         ],
         "kernels": {name: list(forms) for name, forms in part.spec.kernels.items()},
     }
+
+
+def _hicache(resolved: ResolvedConfig) -> dict[str, Any] | None:
+    params = resolved.config.hicache
+    if params is None:
+        return None
+    return call_factory("hicache", "model_dump", dict, params.model_dump, mode="json")
 
 
 def _bytes(num_bytes: int | None) -> str:

@@ -15,10 +15,18 @@ from uhrc_core.pools.allocator import PagedIndexAllocator
 
 
 class SWATokenToKVPoolAllocator(PagedIndexAllocator):
-    """A page here is mapped exactly as long as it is not free, so no mapping can outlive its data.
+    """A page that is freed is mapped no more, so no mapping can outlive its data.
+
+    Args:
+        num_indices, page_size, dp_size: as `PagedIndexAllocator`; pages are as large as FULL's.
+        window_tokens: how many tokens a token attends to, itself included.
 
     Call `cover` with the size of the FULL pool before anything is allocated.
     """
+
+    def __init__(self, num_indices: int, page_size: int, dp_size: int, window_tokens: int) -> None:
+        super().__init__(num_indices, page_size, dp_size)
+        self.window_tokens = window_tokens
 
     def cover(self, num_full_indices: int) -> None:
         """Make the map one of a FULL pool of ``num_full_indices`` per rank, all unmapped."""

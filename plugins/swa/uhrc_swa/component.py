@@ -145,7 +145,7 @@ class SWAComponent(TreeComponent):
             assert mine is not None
             self.swa_allocator.move(params.value[node.start : node.end], mine, node.dp_rank)
             self.store(node, offered, now)
-        elif len(params.key) - node.end < self.plan.window_tokens:
+        elif node.end > params.key.page_floor(self.allocator.page_size) - self.plan.window_tokens:
             self.policy.touch(self.data(node), now, hit=False)
 
     # -- locks and eviction --------------------------------------------------------------------

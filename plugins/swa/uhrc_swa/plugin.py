@@ -50,8 +50,10 @@ def make_component(params: SWAParams, context: ComponentContext) -> SWAComponent
     from uhrc_swa.component import SWAComponent
 
     assert params.num_tokens is not None
-    allocator = SWATokenToKVPoolAllocator(params.num_tokens, context.page_size, context.dp_size)
     plan = params.plan(context.page_size)
+    allocator = SWATokenToKVPoolAllocator(
+        params.num_tokens, context.page_size, context.dp_size, plan.window_tokens
+    )
     return SWAComponent(allocator, context.policy, EVICTION_PRIORITY, plan)
 
 

@@ -1,0 +1,163 @@
+"""SWARadixCache: a prefix tree for FULL and sliding-window attention, written to be read.
+
+Of the SWA component it uses the pool; what a window means is said here once more, in plain loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from uhrc_core.baseline.radix_cache import RadixCache
+from uhrc_core.errors import InvalidIndexError, InvalidParamsError
+from uhrc_core.locks import Tokens
+from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
+from uhrc_core.params import EvictParams, InsertParams, InsertResult
+from uhrc_core.pools import SWATokenToKVPoolAllocator
+
+
+class SWARadixCache(RadixCache):
+    """As `RadixCache`; a node without SWA data is a tombstone, and still holds FULL data."""
+
+    _serves = frozenset({ComponentType.FULL, ComponentType.SWA})
+
+    @property
+    def swa_allocator(self) -> SWATokenToKVPoolAllocator:
+        allocator = self._by_kind[ComponentType.SWA].allocator
+        assert isinstance(allocator, SWATokenToKVPoolAllocator)
+        return allocator
+
+    # -- match ---------------------------------------------------------------------------------
+
+    def _usable(self, path: Sequence[UnifiedTreeNode], known: int) -> int:
+        """Up to the last node behind which the window has no gap."""
+        usable, gap_end = 0, None
+        for node in path[1:]:
+            stop = min(node.end, known)
+            if _swa(node).value is None:
+                gap_end = stop
+            elif gap_end is None or stop - gap_end >= self.swa_allocator.window_tokens:
+                usable = stop
+        return usable
+
+    def _use(self, path: Sequence[UnifiedTreeNode]) -> None:
+        super()._use(path)
+        for node in path:
+            if node.end > path[-1].end - self.swa_allocator.window_tokens:
+                _swa(node).last_access_time = self._now
+
+    def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
+        upper = super()._split(node, depth)
+        above, below, at = _swa(upper), _swa(node), len(upper.key)
+        if below.value is not None:
+            above.value, below.value = below.value[:at].copy(), below.value[at:].copy()
+        above.lock_ref, above.last_access_time = below.lock_ref, below.last_access_time
+        return upper
+
+    # -- insert --------------------------------------------------------------------------------
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        begin = self._begin(params)
+        self._check_window_data(params, begin)
+        path, had = self._find(params.key)
+        for node in path[1:]:
+            if node.start < begin < min(node.end, had) and _swa(node).value is None:
+                self._split(node, begin)
+        result = super().insert(params)
+        for node in result.node.path_to_root():
+            if node.start >= begin and _swa(node).value is None:
+                self._take(node, params.value[node.start : node.end])
+        return result
+
+    def _begin(self, params: InsertParams) -> int:
+        """From which token on an insert brings SWA data."""
+        return max(params.swa_evicted_seqlen, params.prev_prefix_len)
+
+    def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
+        return (min(self._begin(params), length), length)
+
+    def _check_window_data(self, params: InsertParams, begin: int) -> None:
+        if params.swa_evicted_seqlen % self.page_size:
+            raise InvalidParamsError(
+                f"swa_evicted_seqlen: {params.swa_evicted_seqlen} is not whole pages"
+            )
+        pool, rank = self.swa_allocator, params.key.dp_rank
+        value = params.value[begin : params.key.page_floor(self.page_size)]
+        offered = pool.translate(value, rank)
+        if (offered < 0).any():
+            raise InvalidIndexError(f"value: not all tokens from {begin} on have SWA indices")
+        pool.ledger.check_held(pool.pages(offered), rank)
+
+    def _take(self, node: UnifiedTreeNode, offered: IndexArray) -> None:
+        """The SWA data of the FULL indices ``offered`` becomes the node's, under its own."""
+        pool, mine = self.swa_allocator, node.component_data[ComponentType.FULL].value
+        assert mine is not None
+        if mine.tolist() != offered.tolist():
+            pool.move(offered, mine, node.dp_rank)
+        data = _swa(node)
+        data.value = pool.translate(mine, node.dp_rank)
+        data.last_access_time = self._now
+        pool.adopt(data.value, node.dp_rank, protected=data.lock_ref > 0)
+
+    # -- locks and eviction --------------------------------------------------------------------
+
+    def _lock(self, node: UnifiedTreeNode) -> Tokens:
+        """SWA: one window in whole pages; the token is the depth at which it begins."""
+        pool = self.swa_allocator
+        begin = max(node.end - pool.page_ceil(pool.window_tokens), 0)
+        self._ending_at([self.nodes()[0], *[*node.path_to_root()][::-1]], begin)
+        (full, _) = super()._lock(node)
+        for part in _from(begin, node):
+            _swa(part).lock_ref += 1
+            if _swa(part).lock_ref == 1 and _swa(part).value is not None:
+                pool.protect(len(part.key), part.dp_rank)
+        return (full, begin)
+
+    def _unlock(self, node: UnifiedTreeNode, tokens: Tokens) -> None:
+        super()._unlock(node, tokens)
+        begin = tokens[1]
+        if not isinstance(begin, int):
+            return  # released early
+        for part in _from(begin, node):
+            _swa(part).lock_ref -= 1
+            if _swa(part).lock_ref == 0 and _swa(part).value is not None:
+                self.swa_allocator.unprotect(len(part.key), part.dp_rank)
+
+    def _evict(self, params: EvictParams) -> None:
+        """First SWA data, of internal nodes alone, of leaves with all they hold; then leaves."""
+        self._evict_until(
+            params,
+            ComponentType.SWA,
+            lambda node: _swa(node).value is not None and not _swa(node).lock_ref,
+            self._drop_window,
+        )
+        super()._evict(params)
+
+    def _victim_order(self, node: UnifiedTreeNode, kind: ComponentType) -> tuple[int, ...]:
+        """FULL data at which no hit can end goes first."""
+        useless = kind is ComponentType.FULL and _swa(node).value is None
+        return (int(not useless), *super()._victim_order(node, kind))
+
+    def _drop_window(self, node: UnifiedTreeNode) -> None:
+        if node.is_leaf and not node.component_data[ComponentType.FULL].lock_ref:
+            self._remove(node)
+        else:
+            self._forget_window(node)
+
+    def _remove(self, leaf: UnifiedTreeNode) -> None:
+        self._forget_window(leaf)
+        super()._remove(leaf)
+
+    def _forget_window(self, node: UnifiedTreeNode) -> None:
+        value = _swa(node).value
+        if value is not None:
+            self.swa_allocator.reclaim(value, node.dp_rank)
+            _swa(node).value = None
+
+
+def _swa(node: UnifiedTreeNode) -> ComponentData:
+    return node.component_data[ComponentType.SWA]
+
+
+def _from(begin: int, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
+    """The node and its ancestors that end beyond ``begin``."""
+    return (part for part in node.path_to_root() if part.end > begin)
