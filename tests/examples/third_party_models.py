@@ -17,17 +17,21 @@ from uhrc_engine.runner import Bucket, Buckets
 from uhrc_engine.weights import Pretrained, load_pretrained
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "mamba2.npz")
+CONFIGS = mamba2.CONFIGS
 WIDTH = 192
 ODD_CHUNKS = (0, 7, 71, 72, 105, 138, mamba2.GOLDEN_TOKENS)
 TOLERANCE = 1e-4
 
 
 def load(folder: Path, name: str) -> Pretrained:
-    config = mamba2.CONFIGS[name]
+    config = CONFIGS[name]
     return load_pretrained(hybrid.write_checkpoint(folder, config, mamba2.tensors(config)))
 
 
-@pytest.mark.parametrize("name", list(mamba2.CONFIGS))
+@pytest.mark.parametrize(
+    "name",
+    ["bamba", *(pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS if n != "bamba")],
+)
 def test_logits_and_states_equal_the_oracle(tmp_path: Path, name: str) -> None:
     """One prefill, a prefill in odd chunks, and decode steps after a prefill."""
     buckets = Buckets(prefill=(Bucket(1, WIDTH),), decode_rows=(1,))
