@@ -89,7 +89,7 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
         max_running=min(max(table.decode_rows), config.cache.max_requests),
         headroom_tokens=table.headroom_tokens,
     )
-    return EngineParts(runner, build_kv_cache(resolved), limits, resolved)
+    return EngineParts(runner, build_kv_cache(resolved, pools), limits, resolved)
 
 
 def _with_chunk_size(config: Config) -> Config:

@@ -186,6 +186,7 @@ class Scheduler:
             match = self.cache.match_req(req)
             if self._prefix_is_coming(req, match):
                 return
+            match = self.cache.prefetch_req(req, match)
             state = self.cache.admit_req(req, match, self._admission_tokens(req, match.hit_len))
             if state is not None:
                 self.waiting.popleft()
