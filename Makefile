@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECTS := . plugins/full plugins/swa plugins/recurrent plugins/hicache_stub engine
 EDITABLE := -e ".[cli,dev]" $(foreach p,$(filter-out .,$(PROJECTS)),-e $(p))
 STAMP := $(VENV)/.installed
-# A real model, a tiny hybrid of each recurrent backend, and a trained one whose answers are right.
-RUNS := smollm2 kda gdn gla recall
+# A real model, a tiny hybrid of each recurrent backend, a tiny one with sliding windows, and a
+# trained one whose answers are right.
+RUNS := smollm2 kda gdn gla swa recall
 
 .PHONY: setup run test test-all lint bench docs
 
