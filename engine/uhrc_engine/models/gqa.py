@@ -78,18 +78,22 @@ class GQA:
         x: jax.Array,
         cache: Any,
         inputs: StepInputs,
-        cos_sin: tuple[jax.Array, jax.Array],
+        cos_sin: tuple[jax.Array, jax.Array] | None,
     ) -> tuple[jax.Array, Any]:
-        """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written)."""
+        """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written).
+
+        cos_sin: of the new tokens' positions; None where queries and keys are not rotated.
+        """
         heads = blocks.linear(x, layer["qkv"]).reshape(*x.shape[:2], -1, self.head_dim)
         keys = self.heads + self.kv_heads
         q, k, v = heads[:, :, : self.heads], heads[:, :, self.heads : keys], heads[:, :, keys:]
         if "q_norm" in layer:
             q = blocks.rms_norm(q, layer["q_norm"], self.norm_eps)
             k = blocks.rms_norm(k, layer["k_norm"], self.norm_eps)
-        qkv = (rotate(q, cos_sin), rotate(k, cos_sin), v)
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         softmax = Softmax(self.window_tokens, layer.get("sinks"))
-        attended, cache = gqa_attend(qkv, cache, inputs, self.scale, softmax)
+        attended, cache = gqa_attend((q, k, v), cache, inputs, self.scale, softmax)
         return blocks.linear(attended, layer["out"]), cache
 
 

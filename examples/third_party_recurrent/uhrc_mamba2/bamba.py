@@ -9,6 +9,7 @@ import jax
 
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
+from uhrc_engine.models.gqa import GQA
 from uhrc_engine.models.hybrid import CosSin, ModuleNames
 from uhrc_engine.models.rope import rope_from_config
 from uhrc_mamba2.decoder import Mamba2Decoder
@@ -24,11 +25,11 @@ class Bamba(Mamba2Decoder):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
-        super().__init__(config)
+        super().__init__(config, GQA.from_config(config))
         self.intermediate: int = config["intermediate_size"]
         settings = config.get("rope_parameters") or {}
         rotated = settings.get("partial_rotary_factor", ROTATED)
-        self.rope = rope_from_config(config, int(self.shape.head_dim * rotated))
+        self.rope = rope_from_config(config, int(self.attention.head_dim * rotated))
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Bamba:
@@ -36,6 +37,7 @@ class Bamba(Mamba2Decoder):
         return cls(config)
 
     def _names(self, tensors: TensorReader) -> ModuleNames:
+        del tensors
         return ModuleNames(norm="final_layernorm")
 
     def _load_layer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Caches, Params, StepInputs, TensorReader
+from uhrc_engine.models.gqa import GQA
 from uhrc_engine.models.hybrid import CosSin, Step
 from uhrc_engine.models.rope import Rope, rope_from_config
 from uhrc_mamba2.decoder import Mamba2Decoder
@@ -24,7 +26,8 @@ class GraniteMoeHybrid(Mamba2Decoder):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
-        super().__init__(config, config.get("attention_multiplier", 1.0))
+        scale = config.get("attention_multiplier", 1.0)
+        super().__init__(config, replace(GQA.from_config(config), scale=scale))
         self.shared_intermediate: int = config["shared_intermediate_size"]
         self.intermediate: int = config["intermediate_size"]
         self.experts: int = config["num_local_experts"]
@@ -33,7 +36,9 @@ class GraniteMoeHybrid(Mamba2Decoder):
         self.residual_multiplier: float = config.get("residual_multiplier", 1.0)
         self.logits_scaling: float = config.get("logits_scaling", 1.0)
         rotates = config.get("position_embedding_type") == "rope"
-        self.rope: Rope | None = rope_from_config(config, self.shape.head_dim) if rotates else None
+        self.rope: Rope | None = (
+            rope_from_config(config, self.attention.head_dim) if rotates else None
+        )
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> GraniteMoeHybrid:
