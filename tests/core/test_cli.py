@@ -157,6 +157,17 @@ def test_describe_prints_the_same_for_people(file: Path) -> None:
         assert part in output
 
 
+def test_describe_lists_the_kernels_of_the_recurrent_backend_too(file: Path) -> None:
+    file.write_text(FILE.partition("[model]")[0])
+    chosen = ("components.recurrent.backend=gla", "components.recurrent.enable_extra_buffer=true")
+    settings = [part for setting in chosen for part in ("--set", setting)]
+    _, recurrent = json.loads(uhrc("describe", file, "--json", *settings).stdout)["components"]
+    assert recurrent["kernels"].keys() == {
+        *("copy_slots", "track_scatter"),
+        *("gla_step", "gla_prefill"),
+    }
+
+
 def test_describe_without_a_model_says_that_bytes_are_unknown(file: Path) -> None:
     file.write_text(FILE.partition("[model]")[0])
     assert "bytes unknown: set model.hf_config" in uhrc("describe", file).stdout

@@ -14,6 +14,7 @@ from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
 from tests.oracle import tiny
+from uhrc_core.errors import PluginError
 from uhrc_engine.models import errors as err
 from uhrc_engine.models import model_from_config
 from uhrc_engine.weights import load_pretrained, smollm2
@@ -139,19 +140,39 @@ def test_a_model_we_do_not_serve_is_refused_with_what_was_seen(folder, changes, 
         load_pretrained(folder)
 
 
-def test_a_third_party_distribution_adds_a_family(tmp_path, monkeypatch):
-    metadata = tmp_path / "novel-1.0.dist-info"
+NOVEL = tiny.CONFIGS["llama_mha"] | {"architectures": ["NovelForCausalLM"]}
+
+
+def install_family(folder, distribution, source):
+    """A distribution that registers NovelForCausalLM, on the path `folder`."""
+    metadata, module = folder / f"{distribution}-1.0.dist-info", f"{distribution}_models"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: novel\nVersion: 1.0\n")
-    points = "[uhrc.models]\nNovelForCausalLM = novel_models:Novel\n"
-    (metadata / "entry_points.txt").write_text(points)
-    (tmp_path / "novel_models.py").write_text(
-        "from uhrc_engine.models.llama import Llama\nclass Novel(Llama): pass\n"
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
     )
+    points = f"[uhrc.models]\nNovelForCausalLM = {module}:Novel\n"
+    (metadata / "entry_points.txt").write_text(points)
+    (folder / f"{module}.py").write_text(source)
+
+
+def test_a_third_party_distribution_adds_a_family(tmp_path, monkeypatch):
+    source = "from uhrc_engine.models.llama import Llama\nclass Novel(Llama): pass\n"
+    install_family(tmp_path, "novel", source)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    config = tiny.CONFIGS["llama_mha"] | {"architectures": ["NovelForCausalLM"]}
-    model = model_from_config(config)
-    assert type(model).__name__ == "Novel"
+    assert type(model_from_config(NOVEL)).__name__ == "Novel"
+
+
+def test_a_broken_or_doubly_claimed_family_names_its_distributions(tmp_path, monkeypatch):
+    install_family(tmp_path, "broken", "1 / 0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(
+        PluginError,
+        match=r"'NovelForCausalLM' of broken \(broken_models:Novel\) does not import: ZeroDivision",
+    ):
+        model_from_config(NOVEL)
+    install_family(tmp_path, "second", "")
+    with pytest.raises(PluginError, match=r"claimed by .*broken_models.* and .*uninstall one"):
+        model_from_config(NOVEL)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def print_description(facts: dict[str, Any]) -> None:
 
 
 def _component(part: ResolvedComponent) -> dict[str, Any]:
-    pool, dp_size = part.pool, part.context.dp_size
+    pool, dp_size, backend = part.pool, part.context.dp_size, part.context.backend
+    kernels = {**part.spec.kernels, **(backend.kernels if backend else {})}
     groups: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for buffer in pool.buffers if pool else ():
         groups.setdefault((buffer.shape, buffer.dtype), []).append(buffer.num_bytes)
@@ -93,7 +94,7 @@ def _component(part: ResolvedComponent) -> dict[str, Any]:
             {"shape": list(shape), "dtype": dtype, "count": len(sizes), "bytes": sizes[0]}
             for (shape, dtype), sizes in groups.items()
         ],
-        "kernels": {name: list(forms) for name, forms in part.spec.kernels.items()},
+        "kernels": {name: list(forms) for name, forms in kernels.items()},
     }
 
 
