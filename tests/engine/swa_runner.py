@@ -26,7 +26,14 @@ class WindowSequencer:
     the page table points for a page that the window has left.
     """
 
-    def __init__(self, loaded: Pretrained, buckets: Buckets, page_size: int, window: int) -> None:
+    def __init__(
+        self,
+        loaded: Pretrained,
+        buckets: Buckets,
+        page_size: int,
+        window: int,
+        dtype: str = "float32",
+    ) -> None:
         self.page_size, self.window = page_size, window
         self.pools: dict[str, Any] = {
             kind: KVPool(
@@ -34,6 +41,7 @@ class WindowSequencer:
                     [c.shape for c in loaded.model.layer_caches if c.component == kind],
                     page_size=page_size,
                     num_tokens=POOL_TOKENS,
+                    dtype=dtype,
                 )
             )
             for kind in ("full", "swa")
