@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from uhrc_core.cli.commands import check, describe, plugins, schema
+from uhrc_core.cli.new_plugin import new_plugin
 from uhrc_core.cli.plugin_commands import plugin_commands
 from uhrc_core.errors import PluginError
 from uhrc_core.plugins import PluginCatalog, installed_plugins
@@ -17,6 +18,7 @@ CORE_COMMANDS: dict[str, Callable[..., None]] = {
     "check": check,
     "schema": schema,
     "describe": describe,
+    "new-plugin": new_plugin,
 }
 
 
