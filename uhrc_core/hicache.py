@@ -369,10 +369,9 @@ class HiCache(NoHiCache):
         """The hook's answer; ``otherwise`` once there is a fault."""
         if self.fault is not None:
             return otherwise
-        name = f"{type(self._hooks).__module__}.{type(self._hooks).__qualname__}"
         advice = "; the host tier is off from here on: report this to the plugin's author"
         try:
-            with plugin_code(f"hicache: {hook} of {name} raised", advice):
+            with plugin_code(f"hicache: {hook} raised", advice):
                 return call()
         except PluginError as error:
             self.fault = error

@@ -7,6 +7,7 @@ from uhrc_core.testing.actions import RandomProgram
 from uhrc_core.testing.component import ComponentConformance
 from uhrc_core.testing.declarations import RecurrentDeclarationConformance
 from uhrc_core.testing.faults import failing_allocation
+from uhrc_core.testing.hicache import CopyingTier, HiCacheConformance, HostTierConformance
 from uhrc_core.testing.paper import FORWARD_PAGES, PaperDevice, PlainRequest
 from uhrc_core.testing.recurrent import RecurrentBackendConformance
 from uhrc_core.testing.reference import ReferenceCache, contents
@@ -14,6 +15,9 @@ from uhrc_core.testing.reference import ReferenceCache, contents
 __all__ = [
     "FORWARD_PAGES",
     "ComponentConformance",
+    "CopyingTier",
+    "HiCacheConformance",
+    "HostTierConformance",
     "PaperDevice",
     "PlainRequest",
     "RandomProgram",

@@ -15,11 +15,15 @@ from uhrc_core.key import TOKEN_BYTES, ExtraKey, Namespace, RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import MatchResult
 
+_REC = ComponentType.RECURRENT
+
 #: A forward adds at most this many pages of tokens.
 FORWARD_PAGES = 3
 
 #: The tokens of a sequence up to some length, in their namespace.
 Prefix = tuple[Namespace, bytes]
+#: A component, a dp rank and one of its indices there.
+Place = tuple[ComponentType, int, int]
 
 
 @dataclass
@@ -43,8 +47,14 @@ class PaperDevice:
 
     def __init__(self, cache: BasePrefixCache) -> None:
         self.cache = cache
-        self._tokens: dict[tuple[ComponentType, int, int], Prefix] = {}
-        self._slots: dict[tuple[int, int], Prefix] = {}
+        self._written: dict[Place, Prefix] = {}
+
+    def read(self, place: Place) -> Prefix | None:
+        """What was written there last, if anything was."""
+        return self._written.get(place)
+
+    def write(self, place: Place, prefix: Prefix) -> None:
+        self._written[place] = prefix
 
     def admit(self, req: PlainRequest) -> bool:
         """Match and admit; ``False``: it must wait."""
@@ -59,14 +69,14 @@ class PaperDevice:
         slots = self.cache.state_slots(req, computed, computed + 1)
         if slots is not None and slots.clone_src is not None:
             seen = _prefix(req.key(computed), computed)
-            assert self._slots.get((req.dp_rank, slots.clone_src)) == seen, (
+            assert self.read((_REC, req.dp_rank, slots.clone_src)) == seen, (
                 f"{req.rid}: the snapshot in slot {slots.clone_src} is not the state after its "
                 f"{computed} tokens"
             )
-            self._slots[req.dp_rank, slots.running] = seen
+            self.write((_REC, req.dp_rank, slots.running), seen)
         elif slots is not None:
             assert computed == 0, f"{req.rid}: a hit of {computed} tokens without a snapshot"
-            self._slots[req.dp_rank, slots.running] = _prefix(req.key(0), 0)
+            self.write((_REC, req.dp_rank, slots.running), _prefix(req.key(0), 0))
         self.cache.started_req(req)
 
     def extend(self, req: PlainRequest, stop: int) -> int | None:
@@ -90,17 +100,17 @@ class PaperDevice:
                 place = (kind, req.dp_rank, index)
                 if position >= start:
                     assert index >= 0, f"{req.rid}: token {position} has no {kind.name} index"
-                    self._tokens[place] = _prefix(key, position + 1)
+                    self.write(place, _prefix(key, position + 1))
                 elif index >= 0:
                     self._check_token(place, key, position, req.rid)
         slots = self.cache.state_slots(req, start, stop)
         if slots is not None:
-            seen = self._slots.get((req.dp_rank, slots.running))
+            seen = self.read((_REC, req.dp_rank, slots.running))
             assert seen == _prefix(key, start), (
                 f"{req.rid}: its running slot {slots.running} is not the state after {start} tokens"
             )
             for slot in {slots.running, slots.running if slots.track is None else slots.track}:
-                self._slots[req.dp_rank, slot] = _prefix(key, stop)
+                self.write((_REC, req.dp_rank, slot), _prefix(key, stop))
         self.cache.advance_req(req, stop - start)
 
     def serve(self, req: PlainRequest) -> None:
@@ -132,17 +142,12 @@ class PaperDevice:
                 for position, index in positions(node, value):
                     said = (node.key.namespace, tokens[: TOKEN_BYTES * (position + 1)])
                     where = f"{component.kind.name} at {node}"
-                    if component.kind is ComponentType.RECURRENT:
-                        found = self._slots.get((node.dp_rank, index))
-                    else:
-                        found = self._tokens.get((component.kind, node.dp_rank, index))
+                    found = self.read((component.kind, node.dp_rank, index))
                     assert found == said, f"{where}: index {index} holds another sequence's data"
 
-    def _check_token(
-        self, place: tuple[ComponentType, int, int], key: RadixKey, position: int, who: str
-    ) -> None:
+    def _check_token(self, place: Place, key: RadixKey, position: int, who: str) -> None:
         kind, _, index = place
-        assert self._tokens.get(place) == _prefix(key, position + 1), (
+        assert self.read(place) == _prefix(key, position + 1), (
             f"{who}: token {position} at {kind.name} index {index} is another sequence's"
         )
 

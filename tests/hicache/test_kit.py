@@ -1,0 +1,195 @@
+"""The host-tier kit: what works passes, and each fault of a tier is called by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from uhrc_core.hicache import (
+    HiCacheContext,
+    HiCacheEvent,
+    HiCacheHooks,
+    HostQuery,
+    PrefetchEvent,
+    WriteBackEvent,
+    WriteThroughEvent,
+)
+from uhrc_core.key import RadixKey
+from uhrc_core.node import ComponentType
+from uhrc_core.testing.hicache import CACHES, CopyingTier, HiCacheConformance, HostTierConformance
+from uhrc_core.testing.hicache_bench import units_of
+from uhrc_hicache_stub.hooks import RecordingHooks
+
+
+class TestRecordingHooks(HiCacheConformance):
+    def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+        return RecordingHooks()
+
+
+class TestCopyingTier(HostTierConformance):
+    def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+        return CopyingTier(context)
+
+
+# -- planted faults ------------------------------------------------------------------------------
+
+
+class LateTier(CopyingTier):
+    """Keeps the indices of evicted data and copies when it is asked next."""
+
+    def __init__(self, context: HiCacheContext) -> None:
+        super().__init__(context)
+        self._later: list[WriteBackEvent] = []
+
+    def write_through(self, event: WriteThroughEvent) -> None:
+        pass
+
+    def write_back(self, event: WriteBackEvent) -> None:
+        self._later.append(event)
+
+    def lookup(self, query: HostQuery) -> int:
+        while self._later:
+            super().write_back(self._later.pop())
+        return super().lookup(query)
+
+
+class ReversingTier(CopyingTier):
+    """Brings the pages of a prefix back in the wrong order."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        first, *others = event.spans
+        wrong = replace(first, indices=np.flip(first.indices))
+        return super().prefetch(replace(event, spans=(wrong, *others)))
+
+
+class RoundingTier(CopyingTier):
+    """Loses the last bit of all it stores."""
+
+    def _store(self, event: HiCacheEvent) -> None:
+        super()._store(event)
+        for name, ((units,),) in list(self._data.items()):
+            self._data[name] = ((units | 1 << 40,),)
+
+
+class OneNamespaceTier(CopyingTier):
+    """Finds data by its tokens alone."""
+
+    def _names(self, key: RadixKey) -> dict[int, bytes]:
+        return super()._names(RadixKey(key.tokens))
+
+
+class RaisingTier(CopyingTier):
+    def write_back(self, event: WriteBackEvent) -> None:
+        raise OSError("no space left on device")
+
+
+class BoastingTier(CopyingTier):
+    """Says of every prefix that it is there."""
+
+    def lookup(self, query: HostQuery) -> int:
+        return len(query.key)
+
+
+class IdleTier(CopyingTier):
+    """Says that it has copied, and has not."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        return True
+
+
+class SpillingTier(CopyingTier):
+    """Writes a page too many."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        done = super().prefetch(event)
+        pool = self._components[ComponentType.FULL].device_pool
+        mine = {unit for span in event.spans for unit in units_of(span, event.dp_rank, 72)}
+        other = next(unit for unit in range(72) if unit not in mine)
+        pool.write([other], ((np.array([12345]),),))
+        return done
+
+
+class ScribblingTier(CopyingTier):
+    """Sorts the indices of an event in place."""
+
+    def write_back(self, event: WriteBackEvent) -> None:
+        super().write_back(event)
+        event.spans[0].indices.sort()
+
+
+class StubbornTier(CopyingTier):
+    def reset(self) -> None:
+        """Forgets nothing."""
+
+
+class MoodyTier(CopyingTier):
+    """Answers every other time, whichever cache asks, like a tier that asks a clock."""
+
+    asked = 0
+
+    def lookup(self, query: HostQuery) -> int:
+        MoodyTier.asked += 1
+        stop = super().lookup(query)
+        return stop if MoodyTier.asked % 3 else 0
+
+
+class OffPageTier(CopyingTier):
+    def lookup(self, query: HostQuery) -> int:
+        return len(query.key) + 1
+
+
+ONE_CACHE = {"FULL": CACHES["FULL"]}
+EVICTED = "test_what_was_evicted_is_hit_as_if_it_had_stayed"
+FAULTS = {
+    LateTier: (EVICTED, "after it had been freed: take a copy before write_back returns"),
+    RoundingTier: (EVICTED, r"prefetch of FULL after 1 tokens .* brought other bytes than it was"),
+    ReversingTier: (EVICTED, r"prefetch of FULL after 1 tokens .* brought FULL after 5 tokens"),
+    OneNamespaceTier: (
+        "test_namespaces_and_ranks_are_apart",
+        r"never given FULL .*'lora', rank 0\); it was given FULL .*\(None, rank 0\), and a "
+        "namespace never shares",
+    ),
+    RaisingTier: (
+        EVICTED,
+        "write_back raised OSError: no space left on device; the host tier is off",
+    ),
+    BoastingTier: (
+        EVICTED,
+        "lookup claims depth 4, but the tier was never given FULL after 1 tokens",
+    ),
+    IdleTier: (EVICTED, "brought nothing: prefetch answered True and did not write there"),
+    SpillingTier: (EVICTED, r"prefetch wrote to FULL unit \d+, which is none of its indices"),
+    ScribblingTier: (EVICTED, "write_back raised ValueError: .*read-only"),
+    StubbornTier: (
+        "test_a_reset_forgets_everything",
+        "lookup claims depth 6, but the tier was never given",
+    ),
+    MoodyTier: ("test_the_same_calls_get_the_same_answers", "hosts in lockstep would part ways"),
+    OffPageTier: (EVICTED, "lookup raised ValueError: depth 5 must be whole pages"),
+}
+
+
+@pytest.mark.parametrize("tier", FAULTS, ids=lambda tier: tier.__name__)
+def test_a_planted_fault_is_named(tier: type[CopyingTier]) -> None:
+    class Suite(HostTierConformance):
+        caches = ONE_CACHE
+
+        def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+            return tier(context)
+
+    check, message = FAULTS[tier]
+    with pytest.raises(AssertionError, match=message):
+        getattr(Suite(), check)()
+
+
+def test_a_tier_that_holds_nothing_is_no_host_tier() -> None:
+    class Suite(HostTierConformance):
+        caches = ONE_CACHE
+
+        def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+            return RecordingHooks()
+
+    with pytest.raises(AssertionError, match=r"turns of \(4, 3\) pages hit 5 tokens .* but 0 aft"):
+        Suite().test_what_was_evicted_is_hit_as_if_it_had_stayed()
