@@ -1,7 +1,8 @@
-"""A scheduler and a cache on a fake device that remembers which token went to which index."""
+"""A scheduler and a cache on a fake device that remembers which sequence went to which index."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from uhrc_core.base import BasePrefixCache
 from uhrc_core.component import StateSlots
 from uhrc_core.eviction import LRU
 from uhrc_core.node import ComponentType
-from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_core.pools import PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.tree import UnifiedRadixCache
 from uhrc_engine.batch import Batch, BatchRow, StepKind
@@ -22,8 +23,11 @@ from uhrc_engine.request import LiveRequest, Request
 from uhrc_engine.scheduler import Scheduler, SchedulerLimits
 from uhrc_full.component import FullComponent
 from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+from uhrc_swa.component import SWAComponent
+from uhrc_swa.window import WindowPlan
 
 VOCAB = 50
+MAX_CONTEXT_LEN = 1024
 
 
 def next_token(sequence: Sequence[int]) -> int:
@@ -38,10 +42,19 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
     return sequence[len(prompt) :]
 
 
+def marks_of(sequence: Sequence[int]) -> list[int]:
+    """One number per token, of it and all before it; the last one gives `next_token`."""
+    tokens = (np.int32(token).tobytes() for token in sequence)
+    return list(
+        itertools.accumulate(tokens, lambda mark, token: zlib.crc32(token, mark), initial=0)
+    )[1:]
+
+
 class Sim:
-    """A scheduler, a cache, and a device that remembers which token was written at which index.
+    """A scheduler, a cache, and a device that remembers at every index what was written there.
 
     With a `TrackPlan` the model is a hybrid, and a slot remembers the tokens its state has seen.
+    With a `WindowPlan` it has layers with windows, which read no more than the window says.
     """
 
     def __init__(
@@ -52,6 +65,8 @@ class Sim:
         *,
         plan: TrackPlan | None = None,
         num_slots: int = 32,
+        window: WindowPlan | None = None,
+        num_window_tokens: int = 256,
         cache_class: type[BasePrefixCache] = UnifiedRadixCache,
         **limits: int,
     ) -> None:
@@ -60,13 +75,23 @@ class Sim:
         if plan is not None:
             slots = HybridReqToTokenPool(num_slots, 1)
             components.append(RecurrentComponent(slots, LRU(), 0, plan))
+        self.reach = {ComponentType.FULL: MAX_CONTEXT_LEN}
+        if window is not None:
+            self.reach[ComponentType.SWA] = window.window_tokens
+            windows = SWATokenToKVPoolAllocator(
+                num_window_tokens, page_size, 1, window.window_tokens
+            )
+            components.append(SWAComponent(windows, LRU(), 1, window))
         self.cache = cache_class(
-            components, page_size=page_size, max_requests=max_requests, max_context_len=1024
+            components,
+            page_size=page_size,
+            max_requests=max_requests,
+            max_context_len=MAX_CONTEXT_LEN,
         )
         limits = {"chunk_size": 8, "max_running": 4, "headroom_tokens": 4} | limits
         self.scheduler = Scheduler(self.cache, SchedulerLimits(**limits))
         self.device = FakeDevice(self.cache)
-        self.written: dict[int, int] = {}
+        self.written: dict[ComponentType, dict[int, int]] = {kind: {} for kind in self.reach}
         self.batches: list[Batch] = []
         self.done: dict[str, LiveRequest] = {}
 
@@ -110,14 +135,18 @@ class Sim:
         assert len(written) == len(set(written)), "two rows write one slot"
 
     def _forward(self, row: BatchRow) -> int:
-        indices = row.kv_indices[ComponentType.FULL]
-        for position, token in zip(range(row.start, row.stop), row.token_ids, strict=True):
-            self.written[int(indices[position])] = token
-        sequence = [self.written[int(index)] for index in indices]
-        assert sequence == row.request.token_ids[: row.stop], "another sequence's KV was read"
+        marks = marks_of(row.request.token_ids[: row.stop])
+        assert row.kv_indices.keys() == self.reach.keys()
+        for kind, indices in row.kv_indices.items():
+            places, first = self.written[kind], max(row.start + 1 - self.reach[kind], 0)
+            assert len(indices) == row.stop and min(indices[first:]) >= 0, "a token has no place"
+            for position in range(row.start, row.stop):
+                places[int(indices[position])] = marks[position]
+            read = [places.get(int(index)) for index in indices[first:]]
+            assert read == marks[first:], f"another sequence's {kind.name} KV was read"
         if row.slots is not None:
             self._advance_state(row, row.slots)
-        return next_token(sequence)
+        return marks[-1] % VOCAB
 
     def _advance_state(self, row: BatchRow, slots: StateSlots) -> None:
         """A forward from position 0 starts from zeros, whatever the slot holds."""

@@ -20,6 +20,7 @@ from uhrc_core.node import ComponentType
 from uhrc_engine import Completion, Engine, Request
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.weights import Pretrained, load_seeded
+from uhrc_swa.window import WindowPlan
 
 SWA = ComponentType.SWA
 GPT_OSS = json.loads((Path(__file__).parents[2] / "configs/swa/config.json").read_text())
@@ -47,6 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 OWNED = WINDOW + CHUNK + 2 * PAGE
 """What a running request has of the pool, at most, beside the tree's."""
+LEAST = WindowPlan(WINDOW, CHUNK, PAGE).request_tokens
+"""The smallest pool: what one request owns, and has locked in the tree."""
 
 
 def config(**tables: dict[str, Any]) -> dict[str, Any]:
@@ -206,8 +209,7 @@ def test_retraction_under_a_short_window_pool_changes_no_answer(
     pretrained: Pretrained, parts: EngineParts
 ) -> None:
     """The pool holds what one request may need, and four grow in it."""
-    least = OWNED + WINDOW
-    swa = {"full": {"num_tokens": 4096}, "swa": {"num_tokens": least}}
+    swa = {"full": {"num_tokens": 4096}, "swa": {"num_tokens": LEAST}}
     short = Engine(build_parts(pretrained, parse_config(config(components=swa))))
     asked = [Request(tokens(20, seed), 120, rid=str(seed)) for seed in range(4)]
     for request in asked:

@@ -123,7 +123,6 @@ class GptOss(Decoder):
     def _mix(
         self, index: int, mixer: Params, x: jax.Array, cache: Any, step: Step
     ) -> tuple[jax.Array, Any]:
-        assert step.cos_sin is not None
         return self.attention[index].attend(mixer, x, cache, step.inputs, step.cos_sin)
 
     def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:

@@ -118,7 +118,6 @@ class MiniMax(HybridDecoder):
     ) -> tuple[jax.Array, Any]:
         if self.is_recurrent(index):
             return self._lightning(index, mixer, x, cache, step)
-        assert step.cos_sin is not None
         return self.attention.attend(mixer, x, cache, step.inputs, step.cos_sin)
 
     def _lightning(
