@@ -210,7 +210,8 @@ class _Resolver:
             )
         spec = registry.host_tiers.get(params.name)
         if spec is None:
-            hint = suggestion(params.name, registry.host_tiers)
+            everything, _ = self.catalog.load_each(self.catalog.names)
+            hint = suggestion(params.name, everything.host_tiers)
             self.problems.append(f"hicache.name = {params.name!r}: no host tier; {hint}")
         elif not isinstance(params, spec.params_model):
             self.problems.append(

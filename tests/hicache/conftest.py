@@ -1,0 +1,3 @@
+from tests.core.fake_plugins import site
+
+__all__ = ["site"]
