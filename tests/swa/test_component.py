@@ -74,8 +74,8 @@ def test_a_hit_behind_a_gap_counts_from_the_gap_not_from_the_root() -> None:
     insert(cache, PROMPT[:12])
     lock = cache.inc_lock_ref(match(cache, PROMPT[:3]).best_match_node)
     tail = cache.inc_lock_ref(match(cache, PROMPT[:12]).best_match_node)
-    assert evict_swa(cache, 1).swa_num_tokens_evicted == 5  # [3, 8): neither window has it
-    assert [cache.peek_prefix_len(RadixKey(PROMPT[:n])) for n in (3, 5, 11, 12)] == [3, 3, 3, 12]
+    assert evict_swa(cache, 1).swa_num_tokens_evicted == 4  # [3, 7): neither lock has it
+    assert [cache.peek_prefix_len(RadixKey(PROMPT[:n])) for n in (3, 5, 10, 11)] == [3, 3, 3, 11]
     for held in (lock, tail):
         cache.dec_lock_ref(held.node, held.to_dec_params())
     cache.check_invariants()
@@ -83,22 +83,34 @@ def test_a_hit_behind_a_gap_counts_from_the_gap_not_from_the_root() -> None:
 
 def test_only_the_window_is_refreshed() -> None:
     cache = window_cache(Sizes(window=4))
-    for end in (4, 8, 12, 16):
+    for end in (2, 4, 6, 8):
         insert(cache, PROMPT[:end])
-    match(cache, PROMPT[:16])
-    used = [node_ending(cache, end).component_data[SWA].last_access_time for end in (4, 8, 12, 16)]
-    assert used[3] == cache.clock() and used[:3] == sorted(used[:3]) and used[2] < cache.clock()
-    full = [node_ending(cache, end).component_data[FULL].last_access_time for end in (4, 8, 12, 16)]
-    assert full == [cache.clock()] * 4
+    before = cache.clock()
+    match(cache, PROMPT[:8])
+    slots = [node_ending(cache, end).component_data for end in (2, 4, 6, 8)]
+    assert [slot[SWA].last_access_time > before for slot in slots] == [False, False, True, True]
+    assert [slot[FULL].last_access_time > before for slot in slots] == [True] * 4
+    before = cache.clock()
+    insert(cache, PROMPT[:7])
+    slots = [node_ending(cache, end).component_data for end in (2, 4, 6, 7, 8)]
+    assert [slot[SWA].last_access_time > before for slot in slots] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_stale_match_is_refused_when_its_window_went() -> None:
     cache = window_cache(Sizes(window=4))
+    insert(cache, PROMPT[:10])
     insert(cache, PROMPT[:12])
     req = PlainRequest("r", PROMPT[:13])
     found = cache.match_req(req)
     assert found.hit_len == 12
-    evict_swa(cache, 64)
+    node_ending(cache, 10).component_data[SWA].last_access_time = 0  # the next victim
+    assert evict_swa(cache, 1).swa_num_tokens_evicted == 10
     with pytest.raises(StaleNodeError):
         cache.admit_req(req, found, num_tokens=1)
     cache.check_invariants()
@@ -168,10 +180,10 @@ def test_recovery_keeps_the_indices_of_a_locked_node_and_its_lock() -> None:
         held = before[other.id]
         assert held is not None
         assert np.array_equal(held, other.component_data[FULL].value)
-    assert cache.protected_size(SWA) == 4 and cache.evictable_size(SWA) == 4
-    assert evict_swa(cache, 8).swa_num_tokens_evicted == 4
+    assert cache.protected_size(SWA) == 5 and cache.evictable_size(SWA) == 3
+    assert evict_swa(cache, 8).swa_num_tokens_evicted == 3
     cache.dec_lock_ref(node, lock.to_dec_params())
-    assert cache.protected_size(SWA) == 0 and cache.evictable_size(SWA) == 4
+    assert cache.protected_size(SWA) == 0 and cache.evictable_size(SWA) == 5
     cache.check_invariants()
 
 
@@ -201,6 +213,7 @@ def test_bad_inserts_are_refused_and_change_nothing() -> None:
         (InvalidIndexError, "token 2 ", {"value": value, "swa_evicted_seqlen": 2}),
         (InvalidIndexError, "no SWA index", {"value": bare}),
         (InvalidIndexError, "owned by the tree", {"value": node}),
+        (InvalidIndexError, "owned by the tree", {"value": node, "key": RadixKey(PROMPT[:8])}),
         (InvalidIndexError, "outside", {"value": [9998, 9999] * 4, "key": RadixKey(PROMPT[:8])}),
     ]
     for error, message, fields in cases:
@@ -222,16 +235,16 @@ def test_a_cache_without_windows_takes_no_evicted_seqlen() -> None:
 # -- locks ---------------------------------------------------------------------------------------
 
 
-def test_a_lock_holds_one_window_in_whole_pages_not_the_prompt() -> None:
+def test_a_lock_holds_a_window_and_a_page_not_the_prompt() -> None:
     cache = window_cache(Sizes(window=5, page_size=4))
     insert(cache, PROMPT[:32])
     lock = cache.inc_lock_ref(node_ending(cache, 32))
-    assert (cache.protected_size(SWA), cache.protected_size(FULL)) == (8, 32)
-    assert spans(cache) == [(0, 24, True), (24, 32, True)]
+    assert (cache.protected_size(SWA), cache.protected_size(FULL)) == (12, 32)
+    assert spans(cache) == [(0, 20, True), (20, 32, True)]
     cache.check_invariants()
-    assert evict_swa(cache, 1).swa_num_tokens_evicted == 24
+    assert evict_swa(cache, 1).swa_num_tokens_evicted == 20
     cache.dec_lock_ref(lock.node, lock.to_dec_params())
-    assert (cache.protected_size(SWA), cache.evictable_size(SWA)) == (0, 8)
+    assert (cache.protected_size(SWA), cache.evictable_size(SWA)) == (0, 12)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -244,15 +257,15 @@ def test_two_holders_never_release_each_other(
     insert(cache, PROMPT[:12])
     node = node_ending(cache, 12)
     locks = [cache.inc_lock_ref(node), cache.inc_lock_ref(node)]
-    assert [swa_lock(cache, 12), cache.protected_size(SWA)] == [2, 4]
+    assert [swa_lock(cache, 12), cache.protected_size(SWA)] == [2, 5]
     if split_at is not None:
         match(cache, PROMPT[:split_at])
     if early is not None:
         cache.release_early(locks[early], SWA)
         cache.release_early(locks[early], SWA)
-        assert cache.protected_size(SWA) == 4
+        assert cache.protected_size(SWA) == 5
     cache.dec_lock_ref(node, locks[order[0]].to_dec_params())
-    still = 0 if early == order[1] else 4
+    still = 0 if early == order[1] else 5
     assert cache.protected_size(SWA) == still and cache.protected_size(FULL) == 12
     cache.check_invariants()
     cache.dec_lock_ref(node, locks[order[1]].to_dec_params())
@@ -265,10 +278,10 @@ def test_holders_of_overlapping_windows() -> None:
     insert(cache, PROMPT[:12])
     upper = cache.inc_lock_ref(match(cache, PROMPT[:10]).best_match_node)
     lower = cache.inc_lock_ref(node_ending(cache, 12))
-    assert cache.protected_size(SWA) == 6
+    assert cache.protected_size(SWA) == 7
     cache.dec_lock_ref(upper.node, upper.to_dec_params())
-    assert cache.protected_size(SWA) == 4
-    assert evict_swa(cache, 64).swa_num_tokens_evicted == 8
+    assert cache.protected_size(SWA) == 5
+    assert evict_swa(cache, 64).swa_num_tokens_evicted == 7
     cache.dec_lock_ref(lower.node, lower.to_dec_params())
     cache.check_invariants()
 
@@ -290,9 +303,9 @@ def test_a_tombstone_revived_between_acquire_and_release() -> None:
     assert evict_swa(cache, 64).swa_num_tokens_evicted == 4
     again = cache.inc_lock_ref(node)
     insert(cache, PROMPT[:12])
-    assert cache.protected_size(SWA) == 4
+    assert cache.protected_size(SWA) == 5
     cache.dec_lock_ref(node, lock.to_dec_params())
-    assert cache.protected_size(SWA) == 4
+    assert cache.protected_size(SWA) == 5
     cache.dec_lock_ref(node, again.to_dec_params())
     cache.check_invariants()
 

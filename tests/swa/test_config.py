@@ -101,7 +101,7 @@ def test_a_wrong_table_is_refused(
 
 
 def test_the_smallest_pool_is_what_one_request_owns_and_has_locked() -> None:
-    assert table(MISTRAL, num_tokens=320).num_tokens == 208 + 112
+    assert table(MISTRAL, num_tokens=336).num_tokens == 208 + 128
 
 
 def test_the_cache_is_built_as_configured() -> None:

@@ -101,9 +101,9 @@ class SWARadixCache(RadixCache):
     # -- locks and eviction --------------------------------------------------------------------
 
     def _lock(self, node: UnifiedTreeNode) -> Tokens:
-        """SWA: one window in whole pages; the token is the depth at which it begins."""
+        """SWA: one window in whole pages and a page; the token is the depth at which they begin."""
         pool = self.swa_allocator
-        begin = max(node.end - pool.page_ceil(pool.window_tokens), 0)
+        begin = max(node.end - pool.page_ceil(pool.window_tokens) - self.page_size, 0)
         self._ending_at([self.nodes()[0], *[*node.path_to_root()][::-1]], begin)
         (full, _) = super()._lock(node)
         for part in _from(begin, node):

@@ -151,10 +151,10 @@ class SWAComponent(TreeComponent):
     # -- locks and eviction --------------------------------------------------------------------
 
     def lock_from(self, node: UnifiedTreeNode) -> int:
-        return max(node.end - self.plan.locked_tokens, 0)
+        return self.plan.swa_evicted_seqlen(node.end)
 
     def acquire(self, node: UnifiedTreeNode) -> int:
-        """Locks the window, tombstones included; answers the depth at which it begins.
+        """Locks what is kept of a sequence that ends here; answers the depth at which it begins.
 
         A node ends there, and always will: a split puts ends between, it moves none.
         """

@@ -30,14 +30,14 @@ class WindowPlan:
 
     @property
     def locked_tokens(self) -> int:
-        """What a lock holds: one window in whole pages."""
-        return self._page_ceil(self.window_tokens)
+        """The most a lock holds: what is kept of a sequence of whole pages."""
+        return self._page_ceil(self.window_tokens) + self.page_size
 
     @property
     def request_owned_tokens(self) -> int:
-        """The most a running request owns: the window and a forward's tokens, in whole pages, the
-        page kept, and one more for ends that fall inside pages."""
-        return self.locked_tokens + self._page_ceil(self.extend_tokens) + 2 * self.page_size
+        """The most a running request owns: the window, the page kept, a forward's tokens, and a
+        page more for ends that fall inside pages."""
+        return self.locked_tokens + self._page_ceil(self.extend_tokens) + self.page_size
 
     @property
     def request_tokens(self) -> int:
