@@ -96,6 +96,5 @@ def test_a_hit_behind_many_tombstones_costs_its_compare(
         req = Req("again", prompt)
         assert cache.match_req(req).hit_len == 65_536
         times.append(best_of(lambda cache=cache, req=req: cache.match_req(req), 100))
-    ratios(
-        "match 65,536 tokens in chunks: windows / full attention alone", times[0] / times[1], 2.0
-    )
+    label = "match 65,536 tokens in chunks: windows / full attention alone"
+    ratios(label, times[0] / times[1], 3.0)

@@ -92,14 +92,8 @@ def test_only_the_window_is_refreshed() -> None:
     assert [slot[FULL].last_access_time > before for slot in slots] == [True] * 4
     before = cache.clock()
     insert(cache, PROMPT[:7])
-    slots = [node_ending(cache, end).component_data for end in (2, 4, 6, 7, 8)]
-    assert [slot[SWA].last_access_time > before for slot in slots] == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
+    used = [node_ending(cache, n).component_data[SWA].last_access_time for n in (2, 4, 6, 7, 8)]
+    assert [time > before for time in used] == [False, True, True, True, False]
 
 
 def test_a_stale_match_is_refused_when_its_window_went() -> None:
@@ -109,7 +103,6 @@ def test_a_stale_match_is_refused_when_its_window_went() -> None:
     req = PlainRequest("r", PROMPT[:13])
     found = cache.match_req(req)
     assert found.hit_len == 12
-    node_ending(cache, 10).component_data[SWA].last_access_time = 0  # the next victim
     assert evict_swa(cache, 1).swa_num_tokens_evicted == 10
     with pytest.raises(StaleNodeError):
         cache.admit_req(req, found, num_tokens=1)
