@@ -65,7 +65,7 @@ class Place:
 
     def run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("UHRC_")}
-        environ |= {"PYTHONPATH": str(self.installed)} if self.installed else {}
+        environ["PYTHONPATH"] = str(self.installed or "")
         command = [str(Path(sys.executable).with_name(program)), *map(str, arguments)]
         return subprocess.run(
             command, cwd=self.folder, env=environ, capture_output=True, text=True, check=False
@@ -86,7 +86,9 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("work")
     (folder / "cache.toml").write_text(CONFIG)
     (folder / "config.json").write_text(json.dumps(BAMBA))
-    return Place(folder)
+    place = Place(folder)
+    assert "uhrc-mamba2" not in place.plugins(), "uninstall it: these tests install their own"
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,6 @@ def test_nothing_in_the_core_or_its_plugins_names_it() -> None:
 
 def test_it_is_listed_where_it_is_installed(installed: Place, without: Place) -> None:
     assert installed.plugins() == without.plugins() | {"uhrc-mamba2": ["mamba2"]}
-    assert "uhrc-mamba2" not in without.plugins()
 
 
 def test_its_config_builds_a_full_and_recurrent_cache(installed: Place) -> None:

@@ -1,4 +1,4 @@
-"""Logits and states of the example's models equal transformers', however the sequence is fed.
+"""The example's models: logits and states equal transformers', however the sequence is fed.
 
 No `test_` in this file's name: `test_third_party_recurrent` runs it where the example is installed.
 The goldens come from tests/oracle/make_mamba2.py; the weights are recreated from tensor names.
@@ -7,14 +7,23 @@ The goldens come from tests/oracle/make_mamba2.py; the weights are recreated fro
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.engine.hybrid_runner import Sequencer
+from tests.engine.hybrid_runner import MAX_PAGES, PAGE_SIZE, Sequencer
 from tests.oracle import hybrid, mamba2
+from uhrc_core.node import ComponentType
+from uhrc_core.recurrent import hybrid_layers
+from uhrc_engine.models import model_from_config
+from uhrc_engine.models.contract import make_step_inputs
+from uhrc_engine.models.errors import UnsupportedModelError
 from uhrc_engine.runner import Bucket, Buckets
 from uhrc_engine.weights import Pretrained, load_pretrained
+from uhrc_mamba2.backend import MAMBA2, Mamba2Params
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "mamba2.npz")
 CONFIGS = mamba2.CONFIGS
@@ -23,9 +32,9 @@ ODD_CHUNKS = (0, 7, 71, 72, 105, 138, mamba2.GOLDEN_TOKENS)
 TOLERANCE = 1e-4
 
 
-def load(folder: Path, name: str) -> Pretrained:
+def load(folder: Path, name: str, dtype: Any = jnp.float32) -> Pretrained:
     config = CONFIGS[name]
-    return load_pretrained(hybrid.write_checkpoint(folder, config, mamba2.tensors(config)))
+    return load_pretrained(hybrid.write_checkpoint(folder, config, mamba2.tensors(config)), dtype)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +68,49 @@ def check_states(sequencer: Sequencer, slot: int, name: str) -> None:
     convs = np.stack([np.concatenate([conv[0] for conv in state.convs], -1) for state in states])
     np.testing.assert_allclose(temporal, GOLDENS[f"{name}.temporal"], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(convs, GOLDENS[f"{name}.conv"][:, 1:], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_the_cache_plans_the_layers_that_the_model_runs(name: str) -> None:
+    """`layer_caches` against what the cache reads in the same config, kind and size."""
+    config = CONFIGS[name]
+    planned = hybrid_layers(config, [MAMBA2])
+    assert planned is not None
+    caches = model_from_config(config).layer_caches
+    for i, (cache, layer) in enumerate(zip(caches, planned, strict=True)):
+        assert (cache.component == "recurrent") == mamba2.is_mamba(config, i)
+        if layer.component is ComponentType.RECURRENT:
+            assert cache.shape == MAMBA2.state_layout(Mamba2Params(**layer.shape))
+        else:
+            assert cache.shape.kv_heads == layer.shape["num_kv_heads"]
+            assert cache.shape.head_dim == layer.shape["head_dim"]
+
+
+@pytest.mark.parametrize("name", ["bamba", "granite"])
+@pytest.mark.parametrize("width", [1, 64])
+def test_bfloat16_stays_bfloat16(tmp_path: Path, name: str, width: int) -> None:
+    """Weights and conv states keep their dtype through a step, temporal states stay float32."""
+    sequencer = Sequencer(load(tmp_path, name, jnp.bfloat16), dtype="bfloat16")
+    row = sequencer.row(np.zeros(width, np.int32), 0, sequence=0, slot=0)
+    inputs = make_step_inputs([row], width=width, max_pages=MAX_PAGES, page_size=PAGE_SIZE)
+    runner = sequencer.runner
+    caches = {kind: pool.buffers for kind, pool in runner.pools.items()}
+    logits, written = jax.eval_shape(runner.model.forward, runner.params, caches, inputs)
+    assert logits.dtype == jnp.float32
+    assert jax.tree.structure(written) == jax.tree.structure(caches)
+    for after, before in zip(jax.tree.leaves(written), jax.tree.leaves(caches), strict=True):
+        assert (after.shape, after.dtype) == (before.shape, before.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bamba", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit = \[0.0, 0.1\] is not supp"),
+        ("bamba", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("granite", {"layer_types": ["attention"] * 2}, "no recurrent layers of a kind"),
+        ("granite", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
+    ],
+)
+def test_what_is_not_supported_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        model_from_config(CONFIGS[name] | change)
