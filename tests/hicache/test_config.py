@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -198,7 +199,6 @@ def test_wrong_records_are_refused(site: FakeSite) -> None:
 
 
 def test_the_schema_tells_tiers_apart_by_name(site: FakeSite) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     site.install("uhrc-disk", {"disk": "disk_module"}, OTHER)
     catalog = installed_plugins({})
     schema = config_schema(catalog.load(catalog.names))
