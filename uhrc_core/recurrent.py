@@ -160,11 +160,14 @@ def hybrid_layers(
         return None
     spec, model = chosen
     attention = full_attention_layer(text_config(hf_config))
-    if attention is None:
+    linear = frozenset(model.linear_layers)
+    if attention is None and len(linear) < model.num_layers:
         raise ConfigError(
             f"model: {spec.name} knows model_type = {hf_config.get('model_type')!r}, but the sizes "
             "of its full-attention layers are not in the config"
         )
     recurrent = LayerKind(ComponentType.RECURRENT, model.params.model_dump(), spec.name)
-    linear = frozenset(model.linear_layers)
-    return tuple(recurrent if i in linear else attention for i in range(model.num_layers))
+    return tuple(
+        recurrent if attention is None or i in linear else attention
+        for i in range(model.num_layers)
+    )

@@ -66,8 +66,9 @@ def state_layout(params):
     return StateLayout(BufferShape("temporal", (2, 8, 8), "float32"))
 
 def matches(hf_config):
-    known = hf_config.get("model_type") == "rwkv"
-    return RecurrentModel(NoOptions(), (1,), 2) if known else None
+    if hf_config.get("model_type") != "rwkv":
+        return None
+    return RecurrentModel(NoOptions(), tuple(hf_config["recurrent"]), 2)
 
 @hookimpl
 def uhrc_recurrent_backends():
@@ -255,10 +256,24 @@ def test_the_model_alone_can_name_a_backend_of_another_plugin(site: FakeSite) ->
     site.install("uhrc-rwkv", {"rwkv": "rwkv_module"}, RWKV)
     table = {"enable_extra_buffer": True, "num_slots": 20}
     source = config(components={"full": {"num_tokens": 4096}, "recurrent": table})
-    _, state = resolve(source, hf_config={**LLAMA, "model_type": "rwkv"}).components
+    _, state = resolve(
+        source, hf_config={**LLAMA, "model_type": "rwkv", "recurrent": [1]}
+    ).components
     assert state.context.backend is not None
     assert (state.context.backend.name, state.params.backend_name) == ("rwkv", "rwkv")
     assert [layer.backend for layer in state.layers] == ["rwkv"]
+
+
+def test_the_sizes_of_attention_layers_are_needed_where_there_are_some(site: FakeSite) -> None:
+    site.install("uhrc-rwkv", {"rwkv": "rwkv_module"}, RWKV)
+    table = {"enable_extra_buffer": True, "num_slots": 20}
+    source = config(components={"full": {"num_tokens": 4096}, "recurrent": table})
+    assert problems(source, hf_config={"model_type": "rwkv", "recurrent": [1]})[0] == (
+        "model: rwkv knows model_type = 'rwkv', but the sizes of its full-attention layers are not "
+        "in the config"
+    )
+    pure = resolve(source, hf_config={"model_type": "rwkv", "recurrent": [0, 1]})
+    assert [len(part.layers) for part in pure.components] == [0, 2]
 
 
 @pytest.mark.parametrize(
