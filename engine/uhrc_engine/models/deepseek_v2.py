@@ -9,14 +9,8 @@ from typing import Any, ClassVar
 import jax
 
 from uhrc_engine.models import blocks, moe
-from uhrc_engine.models.contract import (
-    Caches,
-    LayerCache,
-    Model,
-    Params,
-    StepInputs,
-    TensorReader,
-)
+from uhrc_engine.models.contract import LayerCache, Params, TensorReader
+from uhrc_engine.models.decoder import CosSin, Decoder, Step
 from uhrc_engine.models.mla import MLA
 from uhrc_engine.models.rope import Rope, rope_from_config
 
@@ -34,22 +28,17 @@ class MoEDims:
     scale: float
 
 
-class DeepseekV2(Model):
+class DeepseekV2(Decoder):
     """DeepseekV2ForCausalLM with greedy top-k routing."""
 
     architectures: ClassVar[tuple[str, ...]] = ("DeepseekV2ForCausalLM", "deepseek_v2")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
-        self.hidden: int = config["hidden_size"]
-        self.norm_eps: float = config["rms_norm_eps"]
-        self.tied: bool = config.get("tie_word_embeddings", False)
-        self.vocab_size = config["vocab_size"]
-        self.max_context_len = config["max_position_embeddings"]
         nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
         self.rope: Rope = rope_from_config(config, rope)
         self.attention = MLA(
-            hidden=self.hidden,
+            hidden=config["hidden_size"],
             heads=config["num_attention_heads"],
             q_rank=config["q_lora_rank"],
             kv_rank=config["kv_lora_rank"],
@@ -67,9 +56,8 @@ class DeepseekV2(Model):
             top_k=config["num_experts_per_tok"],
             scale=config.get("routed_scaling_factor", 1.0),
         )
-        self.layer_caches = (LayerCache("full", self.attention.cache_shape),) * config[
-            "num_hidden_layers"
-        ]
+        cache = LayerCache("full", self.attention.cache_shape)
+        super().__init__(config, (cache,) * config["num_hidden_layers"])
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> DeepseekV2:
@@ -81,59 +69,37 @@ class DeepseekV2(Model):
         blocks.require(config, "moe_layer_freq", 1)
         return cls(config)
 
-    def load_params(self, tensors: TensorReader, dtype: Any) -> Params:
-        """{"embed", "head", "norm", "layers": one dict per layer}."""
-        params: Params = blocks.take_embeddings(
-            tensors, (self.vocab_size, self.hidden), self.tied, dtype
-        )
-        params["layers"] = tuple(
-            self._load_layer(tensors, i, dtype) for i in range(len(self.layer_caches))
-        )
-        params["norm"] = blocks.take_vector(tensors, "model.norm", self.hidden, dtype)
-        return params
+    def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
+        del index
+        return self.attention.take(tensors, f"{prefix}.self_attn", dtype)
 
-    def _load_layer(self, tensors: TensorReader, index: int, dtype: Any) -> Params:
-        prefix, ffn, hidden = f"model.layers.{index}", self.moe, self.hidden
-        layer: Params = {
-            "attention_norm": blocks.take_vector(
-                tensors, f"{prefix}.input_layernorm", hidden, dtype
+    def _load_feed_forward(
+        self, tensors: TensorReader, index: int, prefix: str, dtype: Any
+    ) -> Params:
+        mlp, ffn, hidden = f"{prefix}.mlp", self.moe, self.hidden
+        if index < ffn.dense_layers:
+            return {"mlp": blocks.take_swiglu(tensors, mlp, hidden, ffn.dense_intermediate, dtype)}
+        return {
+            "router": moe.take_router(tensors, f"{mlp}.gate", (ffn.experts, hidden)),
+            "experts": moe.take_experts(
+                tensors, f"{mlp}.experts", ffn.experts, (hidden, ffn.intermediate), dtype
             ),
-            "attention": self.attention.take(tensors, f"{prefix}.self_attn", dtype),
-            "mlp_norm": blocks.take_vector(
-                tensors, f"{prefix}.post_attention_layernorm", hidden, dtype
+            "mlp": blocks.take_swiglu(
+                tensors, f"{mlp}.shared_experts", hidden, ffn.shared * ffn.intermediate, dtype
             ),
         }
-        mlp = f"{prefix}.mlp"
-        if index < ffn.dense_layers:
-            layer["mlp"] = blocks.take_swiglu(tensors, mlp, hidden, ffn.dense_intermediate, dtype)
-            return layer
-        layer["router"] = moe.take_router(tensors, f"{mlp}.gate", (ffn.experts, hidden))
-        layer["experts"] = moe.take_experts(
-            tensors, f"{mlp}.experts", ffn.experts, (hidden, ffn.intermediate), dtype
-        )
-        layer["mlp"] = blocks.take_swiglu(
-            tensors, f"{mlp}.shared_experts", hidden, ffn.shared * ffn.intermediate, dtype
-        )
-        return layer
 
-    def forward(
-        self, params: Params, caches: Caches, inputs: StepInputs
-    ) -> tuple[jax.Array, Caches]:
-        """See `Model.forward`."""
-        cos_sin = self.rope.cos_sin(inputs.positions)
-        x = params["embed"][inputs.token_ids]
-        written = []
-        for layer, cache in zip(params["layers"], caches["full"], strict=True):
-            normed = blocks.rms_norm(x, layer["attention_norm"], self.norm_eps)
-            attended, cache = self.attention.attend(
-                layer["attention"], normed, cache, inputs, cos_sin
-            )
-            x = x + attended
-            normed = blocks.rms_norm(x, layer["mlp_norm"], self.norm_eps)
-            x = x + moe.feed_forward(layer, normed, self._route)
-            written.append(cache)
-        x = blocks.rms_norm(x, params["norm"], self.norm_eps)
-        return blocks.last_token_logits(x, params["head"], inputs), {"full": tuple(written)}
+    def _cos_sin(self, positions: jax.Array) -> CosSin:
+        return self.rope.cos_sin(positions)
+
+    def _mix(
+        self, index: int, mixer: Params, x: jax.Array, cache: Any, step: Step
+    ) -> tuple[jax.Array, Any]:
+        del index
+        return self.attention.attend(mixer, x, cache, step.inputs, step.cos_sin)
+
+    def _feed_forward(self, layer: Params, x: jax.Array) -> jax.Array:
+        return moe.feed_forward(layer, x, self._route)
 
     def _route(self, tokens: jax.Array, router: Params) -> tuple[jax.Array, jax.Array]:
         weights, chosen = moe.softmax_top_k(tokens, router, self.moe.top_k)
