@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.conformance.failures import failures
+from tests.conformance.failures import check_named
 from uhrc_core.eviction import LRU
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
@@ -185,9 +185,7 @@ def suite_of(component):
 
 @pytest.mark.parametrize("component", FAULTS, ids=lambda component: component.__name__)
 def test_a_planted_fault_is_named(component):
-    messages = failures(suite_of(component))
-    found = [message for message in messages if FAULTS[component] in message]
-    assert found, "\n---\n".join(message[:300] for message in messages)
+    check_named(suite_of(component), FAULTS[component])
 
 
 def test_a_random_failure_can_be_run_again_from_its_message():

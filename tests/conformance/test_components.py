@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 from tests.recurrent.fake_device import hybrid_cache
 from tests.support import full_cache
 from tests.swa.fake_device import Sizes, window_cache
+from uhrc_core.plugins import installed_plugins
 from uhrc_core.testing import FORWARD_PAGES, ComponentConformance
 from uhrc_recurrent.component import TrackPlan
+
+ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = ("uhrc-full", "uhrc-swa", "uhrc-recurrent")
 
 
 class TestFull(ComponentConformance):
@@ -56,3 +65,33 @@ class TestSWA(ComponentConformance):
                 max_requests=3,
             )
         )
+
+
+HASH_SEED_PROGRAM = """
+from tests.conformance import test_components as suites
+from uhrc_core.testing import RandomProgram
+for suite in (suites.TestFull, suites.TestRecurrentBasePath, suites.TestSWA):
+    program = RandomProgram(suite().make_cache(1, 18, 2), seed=5)
+    print(program.run(80)[-1])
+"""
+
+
+def test_another_process_with_other_hashes_takes_the_same_decisions():
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", HASH_SEED_PROGRAM],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1] and len(set(digests[0])) == 3
+
+
+def test_every_component_of_this_repository_is_tested_here():
+    catalog = installed_plugins({})
+    ours = [entry.name for entry in catalog.entries if entry.distribution in DISTRIBUTIONS]
+    assert sorted(catalog.load(ours).components) == ["full", "recurrent", "swa"]

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from uhrc_core.testing import RecurrentBackendConformance
-from uhrc_recurrent.backends import GDN, GLA, KDA, GDNParams, GLAParams, KDAParams
+from uhrc_recurrent.backends import (
+    BUILTIN_BACKENDS,
+    GDN,
+    GLA,
+    KDA,
+    GDNParams,
+    GLAParams,
+    KDAParams,
+)
 from uhrc_recurrent.kernels.conv1d import conv1d_prefill, conv1d_step
 from uhrc_recurrent.kernels.delta import DeltaTokens
 from uhrc_recurrent.kernels.gdn import gdn_prefill, gdn_step
@@ -137,3 +145,8 @@ class TestGLA(RecurrentBackendConformance):
     def step(self, inputs, state):
         out, temporal = gla_step(inputs, jnp.asarray(self.log_decay), state.temporal)
         return out, (temporal, ())
+
+
+def test_every_backend_of_the_plugin_is_tested_here():
+    suites = (TestKDA, TestGDN, TestGLA)
+    assert {suite.spec.name for suite in suites} == {spec.name for spec in BUILTIN_BACKENDS}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from tests.conformance.failures import failures
+from tests.conformance.failures import check_named
 from tests.conformance.leaky import LEAKY, LeakyConformance, LeakyParams, state_layout
 from uhrc_core.recurrent import BufferShape, StateLayout
 from uhrc_recurrent.pool import RecurrentStatePool
@@ -182,5 +182,4 @@ FAULTS = {
 
 @pytest.mark.parametrize("suite", FAULTS, ids=lambda suite: suite.__name__)
 def test_a_planted_fault_is_named(suite):
-    messages = failures(suite)
-    assert any(FAULTS[suite] in message for message in messages), "\n".join(messages)
+    check_named(suite, FAULTS[suite])

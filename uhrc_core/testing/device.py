@@ -220,8 +220,12 @@ class Bench:
             for buffer in self.layout.buffers
         ]
 
-    def shapes(self, name: str) -> tuple[Returned, list[Returned]]:
-        """Output and states that the suite's ``prefill`` or ``step`` returns; runs nothing."""
+    @cached_property
+    def shapes(self) -> dict[str, tuple[Returned, list[Returned]]]:
+        """Output and states that the suite's ``prefill`` and ``step`` return; runs nothing."""
+        return {name: self._shapes_of(name) for name in ("prefill", "step")}
+
+    def _shapes_of(self, name: str) -> tuple[Returned, list[Returned]]:
         (layer,) = self.pool.buffers
         state = self._jax.eval_shape(layer.gather, HOME.astype(np.int32))
         if name == "prefill":
