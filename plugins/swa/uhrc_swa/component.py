@@ -264,7 +264,8 @@ class SWAComponent(TreeComponent):
         A window that begins where the device still has FULL data is not brought back: it would
         fill tombstones in part.
         """
-        start = max(stop - self.plan.locked_tokens, full_len if full_len == hit_len else 0)
+        window = self.allocator.page_ceil(self.plan.window_tokens)
+        start = max(stop - window, full_len if full_len == hit_len else 0)
         return HostNeed(_SWA, start, stop, stop - start) if start >= full_len else None
 
     def take_for_host(
