@@ -10,8 +10,10 @@ from pathlib import Path
 from tests.recurrent.fake_device import hybrid_cache
 from tests.support import full_cache
 from tests.swa.fake_device import Sizes, window_cache
+from uhrc_core.baseline import RadixCache, SWARadixCache
 from uhrc_core.plugins import installed_plugins
 from uhrc_core.testing import FORWARD_PAGES, ComponentConformance
+from uhrc_core.tree import UnifiedRadixCache
 from uhrc_recurrent.component import TrackPlan
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,8 @@ class TestRecurrentOverlappingSteps(TestRecurrentExtraBuffer):
 
 
 class TestSWA(ComponentConformance):
+    cache_class = UnifiedRadixCache
+
     def make_cache(self, page_size, num_pages, dp_size):
         return window_cache(
             Sizes(
@@ -63,8 +67,29 @@ class TestSWA(ComponentConformance):
                 extend=FORWARD_PAGES * page_size,
                 dp_size=dp_size,
                 max_requests=3,
-            )
+            ),
+            self.cache_class,
         )
+
+
+class TestBaselineFull(ComponentConformance):
+    """The plain cache that the unified tree replaces keeps the same rules."""
+
+    seeds = range(4)
+
+    def make_cache(self, page_size, num_pages, dp_size):
+        return RadixCache(
+            full_cache(num_pages, page_size, dp_size=dp_size).components,
+            page_size=page_size,
+            dp_size=dp_size,
+            max_requests=3,
+            max_context_len=num_pages * page_size,
+        )
+
+
+class TestBaselineSWA(TestSWA):
+    seeds = range(4)
+    cache_class = SWARadixCache
 
 
 HASH_SEED_PROGRAM = """
