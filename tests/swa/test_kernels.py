@@ -29,8 +29,10 @@ def attend(batch, q, implementation="xla", **more):
 def lens_of_every_residue():
     """(kv_len, q_len) rows: chunks behind prefixes of every length modulo 16, prompts of less than
     a chunk and of many windows, decode, a row of padding."""
-    behind_prefix = [(2 * BLOCK_TOKENS - 60 + 17 * r, 1 + r % CHUNK) for r in range(16)]
-    return [*behind_prefix, (CHUNK, CHUNK), (5, 5), (1, 1), (2, 1), (16, 1), (300, 1), (0, 0)]
+    prefixes = [BLOCK_TOKENS - 60 + 17 * r for r in range(16)]
+    behind = [(prefix + 1 + r % CHUNK, 1 + r % CHUNK) for r, prefix in enumerate(prefixes)]
+    assert {prefix % 16 for prefix in prefixes} == set(range(16))
+    return [*behind, (CHUNK, CHUNK), (5, 5), (1, 1), (2, 1), (16, 1), (300, 1), (0, 0)]
 
 
 # Shorter than, equal to and longer than a page, a chunk, a block of the loop and a prompt.

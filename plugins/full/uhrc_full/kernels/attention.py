@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uhrc_full.pool import KVLayer
 
 PAGED_ATTENTION = Kernel("paged_attention")
+"""Implementations take (q, cache, view: PagedView, scale, sinks: float32[heads])."""
 BLOCK_TOKENS = 128
 """KV tokens per step of the online softmax (more when the page is larger)."""
 EVERYTHING = 2**31 - 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uhrc_full.pool import KVLayer
 
 WINDOW_ATTENTION = Kernel("window_attention")
+"""Implementations take what those of `PAGED_ATTENTION` take; the view holds the window."""
 WINDOW_ATTENTION.register("reference")(gqa_reference)
 WINDOW_ATTENTION.register("xla")(gqa_xla)
 
