@@ -253,3 +253,21 @@ def test_layers_that_the_cache_plans_otherwise_are_refused(pretrained: Pretraine
     tables = config() | {"components": {"full": {"num_tokens": 4096}}}
     with pytest.raises(ConfigError, match=r"plugins plan layers \{'full': 2\}, the model has"):
         build_parts(misread, parse_config(tables))
+
+
+def test_the_plain_radix_tree_serves_the_same_answers(
+    pretrained: Pretrained, parts: EngineParts, engine: Engine
+) -> None:
+    """The cache that is built where the unified one is off."""
+    off = parse_config(config(cache={"enable_unified_radix_tree": False}))
+    made = replace(build_parts(pretrained, off), runner=parts.runner)
+    talk = tokens(150, 1)
+    for turn in range(4):
+        talk += tokens(9, turn)
+        expected = one(engine, talk, 20)
+        parts.cache.reset()
+        plain = Engine(made)
+        assert one(plain, talk, 20).token_ids == expected.token_ids
+        assert one(plain, talk, 20).cached_tokens == page_floor(len(talk) - 1)
+        made.cache.reset()
+        talk += expected.token_ids

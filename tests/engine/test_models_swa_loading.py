@@ -100,7 +100,7 @@ def test_the_published_gpt_oss_config_and_the_one_transformers_writes_are_one_mo
     bare = {k: v for k, v in published.items() if k not in ("rope_scaling", "rope_theta")}
     written = bare | {"rope_parameters": {**published["rope_scaling"], "rope_theta": 150000.0}}
     expected = model_from_config(published).rope
-    for config in (bare, written):
+    for config in (bare, written, bare | {"rope_theta": 150000.0}):
         rope = model_from_config(config).rope
         np.testing.assert_array_equal(rope.inv_freq, expected.inv_freq)
         assert rope.magnitude == expected.magnitude == pytest.approx(0.1 * np.log(32) + 1)

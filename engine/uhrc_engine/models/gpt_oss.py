@@ -19,16 +19,16 @@ from uhrc_engine.models.gqa import GQA, layer_windows
 from uhrc_engine.models.mxfp4 import take_mxfp4
 from uhrc_engine.models.rope import rope_from_config
 
-ROPE: dict[str, Any] = {
+ROPE_THETA = 150_000.0
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
-    "rope_theta": 150_000.0,
     "factor": 32.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Where the config says nothing of the rotation."""
+"""How positions are rotated where the config does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,9 @@ class GptOss(Decoder):
         windows = layer_windows(config, lambda index: index % 2 == 0)
         self.attention = tuple(replace(full, window_tokens=window) for window in windows)
         super().__init__(config, [layer.layer_cache for layer in self.attention])
-        rotated = any(config.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta"))
-        self.rope = rope_from_config(
-            config if rotated else {**config, "rope_parameters": ROPE}, full.head_dim
-        )
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or YARN
+        theta = {"rope_theta": config.get("rope_theta", ROPE_THETA)}
+        self.rope = rope_from_config({**config, "rope_parameters": theta | scaling}, full.head_dim)
         self.intermediate: int = config["intermediate_size"]
         self.experts: int = config["num_local_experts"]
         self.top_k: int = config["num_experts_per_tok"]
