@@ -64,7 +64,8 @@ class SigmoidRouting:
 
 def feed_forward(layer: Params, x: jax.Array, route: Route, glu: GLU = silu_glu) -> jax.Array:
     """A layer's feed-forward [R, W, dim]: "mlp" (dense, or the shared expert), routed "experts", or
-    the sum of both, as the layer has them. A "shared_gate" [dim, 1] weighs the shared expert.
+    the sum of both, as the layer has them. A "shared_gate" [dim, 1] weighs the shared expert. glu:
+    what is between the projections of each.
     """
     shared = blocks.swiglu(x, layer["mlp"], glu) if "mlp" in layer else None
     if "experts" not in layer:
