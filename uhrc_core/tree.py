@@ -330,8 +330,8 @@ class UnifiedRadixCache(BasePrefixCache):
             return match
         params = self._reusable(req)
         walk = self._walk(params.key)
-        # The path stays, while room is made for the rest of it.
-        ends = [walk.path[walk.best_count - 1], walk.path[-1]] if walk.path else []
+        # The hit and the FULL data beyond it stay, while room is made for the rest.
+        ends = [*walk.path[: walk.best_count][-1:], *walk.path[-1:]]
         locks = [self.inc_lock_ref(node) for node in ends]
         try:
             stop = match.hit_len + match.host_hit_length
@@ -350,8 +350,7 @@ class UnifiedRadixCache(BasePrefixCache):
         if needs is None or not self._make_room([need.num_units for need in needs], dp_rank):
             return
         held = min(walk.full_len, stop)
-        path = [*walk.path[-1].path_to_root()][::-1] if walk.path else []
-        value = _gather(path)[:held]
+        value = _gather([n for end in walk.path[-1:] for n in end.path_to_root()][::-1])[:held]
         taken: list[IndexArray] = []
         fields: dict[str, Any] = {}
         for component, need in zip(self.components, needs, strict=True):
@@ -363,11 +362,8 @@ class UnifiedRadixCache(BasePrefixCache):
             if component.kind is ComponentType.FULL:
                 value = np.concatenate([value, indices])
         if len(taken) == len(needs) and self.hicache.prefetch(key, needs, taken):
-            self.insert(
-                InsertParams(
-                    key=key, value=value, prev_prefix_len=held, priority=priority, **fields
-                )
-            )
+            fields |= {"prev_prefix_len": held, "priority": priority}
+            self.insert(InsertParams(key=key, value=value, **fields))
             self._stats.prefetched_num_tokens += stop - walk.best_len
             return
         for component, indices in zip(self.components, taken, strict=False):

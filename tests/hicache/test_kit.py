@@ -125,14 +125,17 @@ class StubbornTier(CopyingTier):
 
 
 class MoodyTier(CopyingTier):
-    """Answers every other time, whichever cache asks, like a tier that asks a clock."""
+    """Every other one finds nothing, like a tier whose disk one host has and another has not."""
 
-    asked = 0
+    made = 0
+
+    def __init__(self, context: HiCacheContext) -> None:
+        super().__init__(context)
+        MoodyTier.made += 1
+        self._blind = MoodyTier.made % 2 == 0
 
     def lookup(self, query: HostQuery) -> int:
-        MoodyTier.asked += 1
-        stop = super().lookup(query)
-        return stop if MoodyTier.asked % 3 else 0
+        return 0 if self._blind else super().lookup(query)
 
 
 class OffPageTier(CopyingTier):
