@@ -9,7 +9,7 @@ def failures(suite):
         if name.startswith("test_"):
             try:
                 getattr(suite(), name)()
-            except AssertionError as error:
+            except Exception as error:
                 yield str(error)
 
 

@@ -38,6 +38,11 @@ class EvictsLocked(FullComponent):
         return self.data(node).value is not None and not node.children
 
 
+class DoesNotRefresh(FullComponent):
+    def refresh(self, path, now):
+        pass
+
+
 class NeverEvicts(FullComponent):
     def is_candidate(self, node):
         return False
@@ -124,12 +129,12 @@ class SnapshotOfTheFork(RecurrentComponent):
         self.reconsider(upper)
 
 
-class ClonesTooLate(RecurrentComponent):
-    """The source of the copy is released before it is copied."""
+class TrustsOldMatches(RecurrentComponent):
+    def check_match(self, match):
+        pass
 
-    def needs_lock(self, state):
-        return False
 
+class ClonesAnotherSlot(RecurrentComponent):
     def admit(self, state, match):
         admitted = super().admit(state, match)
         if admitted and match.recurrent_cow_src is not None:
@@ -137,10 +142,16 @@ class ClonesTooLate(RecurrentComponent):
         return admitted
 
 
+class ClonesTwice(RecurrentComponent):
+    def started(self, state):
+        pass
+
+
 FAULTS = {
     Releases: "one holder's release took another's lock",
     LocksNothing: "locked data was evicted",
     EvictsLocked: "evicting while a prefix is locked: AssertionError: FULL data of <node",
+    DoesNotRefresh: "FULL: a hit left no trace at",
     NeverEvicts: "FULL: 4 unlocked units cannot be evicted",
     SharesOnSplit: "is a view of another array; copy it",
     SwapsOnSplit: "split of a locked edge: AssertionError: a hit: token 0 at FULL index",
@@ -153,7 +164,9 @@ FAULTS = {
     PeekIsAUse: "peek_prefix_len changed the cache",
     WritesTheRowWrong: "its row differs from the tree",
     SnapshotOfTheFork: "holds another sequence's data",
-    ClonesTooLate: "is not the state after its",
+    TrustsOldMatches: "RECURRENT evicted between match and admission: ",
+    ClonesAnotherSlot: "which it is to copy, is not locked in the tree",
+    ClonesTwice: "its state would be copied a second time",
 }
 
 

@@ -57,13 +57,16 @@ class TestRecurrentOverlappingSteps(TestRecurrentExtraBuffer):
 class TestSWA(ComponentConformance):
     cache_class = UnifiedRadixCache
 
+    def window_tokens(self, page_size):
+        return page_size + 1
+
     def make_cache(self, page_size, num_pages, dp_size):
         return window_cache(
             Sizes(
                 full_pages=num_pages,
                 swa_pages=num_pages,
                 page_size=page_size,
-                window=page_size + 1,
+                window=self.window_tokens(page_size),
                 extend=FORWARD_PAGES * page_size,
                 dp_size=dp_size,
                 max_requests=3,
@@ -96,7 +99,7 @@ HASH_SEED_PROGRAM = """
 from tests.conformance import test_components as suites
 from uhrc_core.testing import RandomProgram
 for suite in (suites.TestFull, suites.TestRecurrentBasePath, suites.TestSWA):
-    program = RandomProgram(suite().make_cache(1, 18, 2), seed=5)
+    program = RandomProgram(suite().make_cache(1, 18, 2), 5, suite().window_tokens(1))
     print(program.run(80)[-1])
 """
 

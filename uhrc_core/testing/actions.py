@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.errors import StaleNodeError
 from uhrc_core.key import ExtraKey, RadixKey
 from uhrc_core.node import ComponentType
 from uhrc_core.params import EvictParams, IncLockRefResult, MatchPrefixParams
@@ -43,13 +44,14 @@ class RandomProgram:
     Args:
         cache: with small pools, so that they run full; this program must be its only user.
         seed: of everything that is random.
+        window_tokens: of the SWA component, if there is one; see `PaperDevice`.
     """
 
-    def __init__(self, cache: BasePrefixCache, seed: int) -> None:
+    def __init__(self, cache: BasePrefixCache, seed: int, window_tokens: int | None = None) -> None:
         self.cache = cache
         self.seed = seed
         self.steps = 0
-        self.device = PaperDevice(cache)
+        self.device = PaperDevice(cache, window_tokens)
         self._random = random.Random(seed)
         self._requests: dict[str, PlainRequest] = {}
         self._unstarted: set[str] = set()
@@ -148,6 +150,13 @@ class RandomProgram:
         self.cache.evict(EvictParams(dp_rank=dp_rank, shortfall=shortfall, **amounts))
         return f"evict {amounts} on dp_rank {dp_rank}"
 
+    def _evict_under_match(self, dp_rank: int) -> bool:
+        """All that is not locked, of one component."""
+        component = self._random.choice(self.cache.components)
+        amount = {EVICT_FIELD[component.kind]: component.allocator.capacity}
+        self.cache.evict(EvictParams(dp_rank=dp_rank, shortfall=False, **amount))
+        return True
+
     # -- requests ------------------------------------------------------------------------------
 
     def _make_request(self) -> PlainRequest:
@@ -172,7 +181,15 @@ class RandomProgram:
     def _arrive(self) -> str:
         self._serial += 1
         req = self._make_request()
-        if not self.device.admit(req):
+        match = self.cache.match_req(req)
+        self.device.check_hit(req.key(len(req.token_ids)), match)
+        evicted = self._random.random() < 0.2 and self._evict_under_match(req.dp_rank)
+        try:
+            state = self.cache.admit_req(req, match, len(req.token_ids) - match.hit_len)
+        except StaleNodeError:
+            assert evicted, f"{req.rid}: the match is stale, and nothing was evicted since"
+            return f"{req.rid} has to match again"
+        if state is None:
             return f"{req.rid} has to wait"
         self._requests[req.rid] = req
         self._unstarted.add(req.rid)

@@ -26,9 +26,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.errors import StaleNodeError
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.params import EvictParams, IncLockRefResult, MatchPrefixParams
+from uhrc_core.params import EvictParams, IncLockRefResult, MatchPrefixParams, MatchResult
 from uhrc_core.request import EVICT_FIELD
 from uhrc_core.testing.actions import (
     RandomProgram,
@@ -70,6 +71,10 @@ class ComponentConformance(ABC):
         as much for the tree; ``max_requests`` is 3 and ``max_context_len`` no more than the FULL
         pool. A forward adds at most `FORWARD_PAGES` pages to a request.
         """
+
+    def window_tokens(self, page_size: int) -> int | None:
+        """How many tokens a token attends to, itself included, where the cache has windows."""
+        return None
 
     # -- random programs -----------------------------------------------------------------------
 
@@ -130,7 +135,15 @@ class ComponentConformance(ABC):
                 check_peek(program.cache, program.key())
 
     def _program(self, page_size: int, seed: int) -> RandomProgram:
-        return RandomProgram(self.make_cache(page_size, FEW_PAGES, 2), seed)
+        cache = self.make_cache(page_size, FEW_PAGES, 2)
+        window_tokens = self.window_tokens(page_size)
+        has_windows = any(component.kind is ComponentType.SWA for component in cache.components)
+        assert has_windows == (window_tokens is not None), (
+            "the cache has windows: let the suite's window_tokens say how long they are"
+            if has_windows
+            else "window_tokens of a cache that has no windows"
+        )
+        return RandomProgram(cache, seed, window_tokens)
 
     # -- life of a request ---------------------------------------------------------------------
 
@@ -171,7 +184,7 @@ class ComponentConformance(ABC):
         """Requests are extended page by page until nothing is left for any of them."""
         for page_size in self.page_sizes:
             cache = self.make_cache(page_size, FEW_PAGES, 1)
-            device = PaperDevice(cache)
+            device = PaperDevice(cache, self.window_tokens(page_size))
             live: list[PlainRequest] = []
             where = f"page_size {page_size}: a pool runs full"
             with _named(where):
@@ -203,6 +216,38 @@ class ComponentConformance(ABC):
                 if end is not None:
                     device.forward(req, end)
         return refused
+
+    def test_a_match_that_was_evicted_is_refused_or_still_right(self) -> None:
+        """The hit's node stays, since something below it is locked, and loses one component's
+        data before the request is admitted."""
+        for page_size in self.page_sizes:
+            kinds = [c.kind for c in self.make_cache(page_size, FEW_PAGES, 1).components]
+            for kind in kinds:
+                cache, device = self._warm_cache(page_size)
+                below = PlainRequest("below", page_tokens([0, 1, 2, 3, 4, 5, 6], page_size))
+                device.serve(below)
+                key = below.key(len(below.token_ids))
+                cache.inc_lock_ref(cache.match_prefix(MatchPrefixParams(key=key)).best_match_node)
+                req = PlainRequest("late", page_tokens([0, 1, 2, 3], page_size, 1))
+                match = cache.match_req(req)
+                amount = {EVICT_FIELD[kind]: cache.token_allocator.capacity}
+                cache.evict(EvictParams(shortfall=False, **amount))
+                with _named(
+                    f"page_size {page_size}: {kind.name} evicted between match and admission"
+                ):
+                    self._admit_late(device, req, match)
+                    cache.check_invariants()
+
+    def _admit_late(self, device: PaperDevice, req: PlainRequest, match: MatchResult) -> None:
+        try:
+            admitted = device.cache.admit_req(req, match, len(req.token_ids) - match.hit_len)
+        except StaleNodeError:
+            return
+        assert admitted is not None, "not admitted; the pools are too small for this check"
+        device.start(req)
+        stop = device.extend(req, len(req.token_ids))
+        assert stop is not None, "not extended; the pools are too small for this check"
+        device.forward(req, stop)
 
     # -- locks and eviction --------------------------------------------------------------------
 
@@ -240,6 +285,23 @@ class ComponentConformance(ABC):
                 cache.dec_lock_ref(other.node, other.to_dec_params())
                 check_nothing_is_held(cache, "after both releases")
 
+    def test_a_hit_counts_as_a_use(self) -> None:
+        """Of the data it ends with, in every component that has some there; else what is in use
+        is evicted first."""
+        for page_size in self.page_sizes:
+            cache, _ = self._warm_cache(page_size)
+            node = self._lock(cache).node
+            before = [
+                (c.data(node).last_access_time, c.data(node).hit_count) for c in cache.components
+            ]
+            self._lock(cache)
+            for component, old in zip(cache.components, before, strict=True):
+                data = component.data(node)
+                assert data.value is None or old != (data.last_access_time, data.hit_count), (
+                    f"page_size {page_size}: {component.kind.name}: a hit left no trace at {node}; "
+                    "refresh must touch what it consumed"
+                )
+
     # -- split ---------------------------------------------------------------------------------
 
     def test_a_split_divides_values_and_keeps_locks(self) -> None:
@@ -269,8 +331,9 @@ class ComponentConformance(ABC):
     def _warm_cache(self, page_size: int) -> tuple[BasePrefixCache, PaperDevice]:
         """A roomy cache of one rank that has served one request of `_warm_key`."""
         cache = self.make_cache(page_size, MANY_PAGES, 1)
-        device = PaperDevice(cache)
-        device.serve(PlainRequest("warm", page_tokens([0, 1, 2, 3], page_size)))
+        device = PaperDevice(cache, self.window_tokens(page_size))
+        with _named(f"page_size {page_size}: serving one request"):
+            device.serve(PlainRequest("warm", page_tokens([0, 1, 2, 3], page_size)))
         return cache, device
 
     def _lock(self, cache: BasePrefixCache) -> IncLockRefResult:

@@ -43,10 +43,16 @@ class PlainRequest:
 
 class PaperDevice:
     """Runs requests of one cache as an engine does; raises AssertionError at what a model would
-    read wrong."""
+    read wrong.
 
-    def __init__(self, cache: BasePrefixCache) -> None:
+    Args:
+        window_tokens: how many tokens a token of the SWA component's layers attends to, itself
+            included; ``None``: not known, so not checked.
+    """
+
+    def __init__(self, cache: BasePrefixCache, window_tokens: int | None = None) -> None:
         self.cache = cache
+        self.window_tokens = window_tokens
         self._written: dict[Place, Prefix] = {}
 
     def read(self, place: Place) -> Prefix | None:
@@ -69,6 +75,9 @@ class PaperDevice:
         slots = self.cache.state_slots(req, computed, computed + 1)
         if slots is not None and slots.clone_src is not None:
             seen = _prefix(req.key(computed), computed)
+            assert (req.dp_rank, slots.clone_src) in self._locked_slots(), (
+                f"{req.rid}: slot {slots.clone_src}, which it is to copy, is not locked in the tree"
+            )
             assert self.read((_REC, req.dp_rank, slots.clone_src)) == seen, (
                 f"{req.rid}: the snapshot in slot {slots.clone_src} is not the state after its "
                 f"{computed} tokens"
@@ -78,6 +87,15 @@ class PaperDevice:
             assert computed == 0, f"{req.rid}: a hit of {computed} tokens without a snapshot"
             self.write((_REC, req.dp_rank, slots.running), _prefix(req.key(0), 0))
         self.cache.started_req(req)
+
+    def _locked_slots(self) -> set[tuple[int, int]]:
+        """(dp rank, slot) of every snapshot that cannot be evicted now."""
+        slots = ((node.dp_rank, node.component_data[_REC]) for node in self.cache.nodes())
+        return {
+            (dp_rank, int(data.value[0]))
+            for dp_rank, data in slots
+            if data.value is not None and data.lock_ref
+        }
 
     def extend(self, req: PlainRequest, stop: int) -> int | None:
         """Take memory for a forward towards ``stop`` tokens; where it ends, if there was any.
@@ -96,15 +114,20 @@ class PaperDevice:
         start = self.cache.request_state(req.rid).computed_len
         key = req.key(stop)
         for kind, indices in self.cache.token_indices(req, stop).items():
+            needed = self._first_read(kind, start)
             for position, index in enumerate(indices.tolist()):
                 place = (kind, req.dp_rank, index)
+                assert index >= 0 or position < needed, (
+                    f"{req.rid}: a forward from token {start} reads token {position}, which has no "
+                    f"{kind.name} index"
+                )
                 if position >= start:
-                    assert index >= 0, f"{req.rid}: token {position} has no {kind.name} index"
                     self.write(place, _prefix(key, position + 1))
                 elif index >= 0:
                     self._check_token(place, key, position, req.rid)
         slots = self.cache.state_slots(req, start, stop)
         if slots is not None:
+            assert slots.clone_src is None, f"{req.rid}: its state would be copied a second time"
             seen = self.read((_REC, req.dp_rank, slots.running))
             assert seen == _prefix(key, start), (
                 f"{req.rid}: its running slot {slots.running} is not the state after {start} tokens"
@@ -112,6 +135,12 @@ class PaperDevice:
             for slot in {slots.running, slots.running if slots.track is None else slots.track}:
                 self.write((_REC, req.dp_rank, slot), _prefix(key, stop))
         self.cache.advance_req(req, stop - start)
+
+    def _first_read(self, kind: ComponentType, start: int) -> int:
+        """The first token that the token at ``start`` attends to in this component's layers."""
+        if kind is not ComponentType.SWA:
+            return 0
+        return start if self.window_tokens is None else start + 1 - self.window_tokens
 
     def serve(self, req: PlainRequest) -> None:
         """A whole request: admit, prefill as its cuts say and publish each piece, finish."""
