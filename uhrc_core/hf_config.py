@@ -16,6 +16,8 @@ LAYERS_MAX = 4096
 
 #: Families that leave their pattern to the code: every n-th layer is full.
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+#: What the families with ``use_sliding_window`` take where a config does not say it.
+_MAX_WINDOW_LAYERS = 28
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,7 +63,7 @@ def window_layers_of(config: Mapping[str, Any], num_layers: int) -> tuple[int, .
         return tuple(i for i in range(num_layers) if (i + 1) % pattern)
     first = 0
     if "use_sliding_window" in config and config.get("max_window_layers") != 0:
-        first = size_of(config, "max_window_layers", num_layers)
+        first = size_of(config, "max_window_layers", _MAX_WINDOW_LAYERS)
     return tuple(range(first, num_layers))
 
 

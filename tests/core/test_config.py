@@ -260,7 +260,8 @@ def test_a_missing_plugin_is_listed_with_the_other_problems() -> None:
 
 
 def test_an_impossible_combination_is_reported_even_if_its_plugins_are_missing() -> None:
-    found = problems({"components": {"full": {}, "swa": {}, "recurrent": {}}})
+    tables = {"components": {"full": {}, "swa": {}, "recurrent": {}}}
+    found = problems(tables, UHRC_PLUGINS="full,recurrent")
     assert found[0].startswith("with swa, recurrent is not possible: ")
     assert [line.split(":")[0] for line in found[1:]] == ["components.swa"]
 

@@ -55,7 +55,7 @@ def test_the_text_part_of_a_multimodal_model_counts() -> None:
     "extra",
     [
         {"sliding_window": 4096},
-        {"sliding_window": 4096, "use_sliding_window": True},
+        {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1},
         {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
         {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
         {"linear_attn_config": {"kda_layers": [1]}},
