@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,8 @@ from uhrc_core.testing import ComponentConformance, RandomProgram
 from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+
+ROOT = Path(__file__).parents[2]
 
 
 class Releases(FullComponent):
@@ -211,3 +216,18 @@ def test_a_random_failure_can_be_run_again_from_its_message():
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert messages[0].startswith(f"seed 3, step {programs[0].steps} (")
+
+
+def test_the_kit_needs_neither_jax_nor_pytest_until_a_recurrent_suite_runs():
+    code = """
+import sys
+from tests.conformance.without_pytest import Suite
+for name in dir(Suite):
+    if name.startswith("test_"):
+        getattr(Suite(), name)()
+print(sorted({"jax", "pytest", "hypothesis"} & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
