@@ -203,7 +203,8 @@ def test_what_is_not_supported_is_refused(config, message):
         model_from_config(config)
 
 
-def test_qwen_without_use_sliding_window_has_no_windows():
-    for config in (QWEN2 | {"use_sliding_window": False}, {**QWEN2, "use_sliding_window": None}):
+def test_qwen_has_no_windows_unless_asked_and_then_none_in_its_first_28_layers():
+    unsaid = {key: value for key, value in QWEN2.items() if key != "max_window_layers"}
+    for config in (QWEN2 | {"use_sliding_window": False}, unsaid):
         model = model_from_config(config)
         assert {layer.window_tokens for layer in model.attention} == {None}

@@ -14,6 +14,9 @@ from uhrc_engine.models.decoder import CosSin, Decoder, Step
 from uhrc_engine.models.gqa import GQA, layer_windows
 from uhrc_engine.models.rope import rope_from_config
 
+FULL_LAYERS = 28
+"""How many of Qwen's first layers have no window where the config does not say."""
+
 
 class Llama(Decoder):
     """LlamaForCausalLM: every layer is full."""
@@ -80,7 +83,7 @@ class Qwen2(Llama):
         blocks.require(config, "hidden_act", "silu")
         if not config.get("use_sliding_window"):
             return cls(config, (None,) * config["num_hidden_layers"])
-        first = config["max_window_layers"]
+        first = config.get("max_window_layers", FULL_LAYERS)
         return cls(config, layer_windows(config, lambda index: index >= first))
 
 
