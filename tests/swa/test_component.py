@@ -90,10 +90,10 @@ def test_only_the_window_is_refreshed() -> None:
     slots = [node_ending(cache, end).component_data for end in (2, 4, 6, 8)]
     assert [slot[SWA].last_access_time > before for slot in slots] == [False, False, True, True]
     assert [slot[FULL].last_access_time > before for slot in slots] == [True] * 4
-    before = cache.clock()
-    insert(cache, PROMPT[:7])
-    used = [node_ending(cache, n).component_data[SWA].last_access_time for n in (2, 4, 6, 7, 8)]
-    assert [time > before for time in used] == [False, True, True, True, False]
+    before, hits = cache.clock(), slots[3][SWA].hit_count
+    insert(cache, PROMPT[:8])
+    assert [slot[SWA].last_access_time > before for slot in slots] == [False, False, True, True]
+    assert slots[3][SWA].hit_count == hits
 
 
 def test_a_stale_match_is_refused_when_its_window_went() -> None:
@@ -497,6 +497,16 @@ def test_admission_counts_what_running_windows_can_still_take() -> None:
     short = [PlainRequest(name, [n, 2, 3]) for n, name in enumerate("cd")]
     for req in short:  # short ones are counted with their tokens, not with whole windows
         assert device.admit(req, num_tokens=6) is not None
+
+
+@pytest.mark.parametrize(("swa_tokens", "admitted"), [(36, True), (35, False)])
+def test_admission_counts_no_more_than_that(swa_tokens: int, admitted: bool) -> None:
+    """One request owns 9 tokens and can own 18; so could the next one."""
+    device = WindowDevice(window_cache(Sizes(1000, swa_tokens, window=8, extend=8)))
+    first, second = PlainRequest("a", list(range(12))), PlainRequest("b", list(range(500, 700)))
+    assert device.admit(first) is not None
+    assert device.forward(first, 8) and device.forward(first, 12)
+    assert (device.admit(second, num_tokens=400) is not None) is admitted
 
 
 @pytest.mark.parametrize("when", range(6))
