@@ -443,6 +443,25 @@ def test_decode_keeps_the_window_and_one_page() -> None:
     assert match(cache, req.token_ids).hit_len == 108
 
 
+def test_the_lock_is_given_up_when_the_window_has_passed_the_prefix() -> None:
+    """Prefix of 9, window 4, a page of 1: 14 tokens leave the prefix behind."""
+    cache = window_cache(Sizes(window=4, extend=8))
+    device = WindowDevice(cache)
+    device.serve(PROMPT[:9])
+    req = PlainRequest("r", PROMPT[:9])
+    assert device.admit(req) is not None
+    assert device.prefill(req, upto=9) is True
+    locked, gone = [], []
+    for token in range(200, 206):
+        assert device.decode(req, [token])
+        locked.append(cache.protected_size(SWA))
+        gone.append(cache.token_indices(req, len(req.token_ids))[SWA].tolist().count(-1))
+    assert cache.request_state("r").protected_len == 9
+    assert locked == [5, 5, 5, 5, 0, 0] and gone == [5, 6, 7, 8, 9, 10]
+    cache.abort_req(req)
+    device.check()
+
+
 def test_fifty_turns_stay_within_the_window() -> None:
     window, chunk, page_size = 32, 16, 4
     sizes = Sizes(full_pages=2000, swa_pages=60, page_size=page_size, window=window, extend=chunk)
