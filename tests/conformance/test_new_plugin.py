@@ -14,16 +14,27 @@ from typer.testing import CliRunner, Result
 from tests.conformance.distributions import Site
 from uhrc_core.cli.app import make_app
 from uhrc_core.cli.new_plugin import kinds
-from uhrc_core.testing import ComponentConformance, RecurrentBackendConformance
+from uhrc_core.testing import (
+    ComponentConformance,
+    HiCacheConformance,
+    HostTierConformance,
+    RecurrentBackendConformance,
+)
 
 ROOT = Path(__file__).parents[2]
 UHRC = Path(sys.executable).with_name("uhrc")
-BRINGS = {"component": "component mine", "policy": "policy mine", "recurrent": "backend mine"}
-#: The suite of the kit that its tests run, and how many tests they add.
-TESTS = {
-    "component": (ComponentConformance, 1),
-    "policy": (ComponentConformance, 1),
-    "recurrent": (RecurrentBackendConformance, 0),
+BRINGS = {
+    "component": "component mine",
+    "hicache": "host tier mine",
+    "policy": "policy mine",
+    "recurrent": "backend mine",
+}
+#: The suites of the kit that its tests run, and how many tests they add.
+TESTS: dict[str, tuple[tuple[type, ...], int]] = {
+    "component": ((ComponentConformance,), 1),
+    "hicache": ((HostTierConformance, HiCacheConformance), 3),
+    "policy": ((ComponentConformance,), 1),
+    "recurrent": ((RecurrentBackendConformance,), 0),
 }
 
 
@@ -49,8 +60,8 @@ def test_what_is_written_installs_is_listed_and_passes_its_own_tests(
     [mine] = [row for row in rows if row["distribution"] == "uhrc-mine"]
     assert (mine["names"], mine["brings"], mine["problem"]) == (["mine"], [BRINGS[kind]], None)
     tests = site.run(sys.executable, "-m", "pytest", "-q", project / "tests", cwd=tmp_path)
-    suite, more = TESTS[kind]
-    checks = sum(name.startswith("test_") for name in dir(suite))
+    suites, more = TESTS[kind]
+    checks = sum(name.startswith("test_") for suite in suites for name in dir(suite))
     assert re.search(rf"^{checks + more} passed in ", tests, re.MULTILINE), tests
 
 
@@ -100,7 +111,8 @@ def test_a_name_that_cannot_be_is_refused(name: str, message: str, tmp_path: Pat
 def test_an_unknown_kind_is_refused_with_those_there_are(tmp_path: Path) -> None:
     result = uhrc("mine", "--kind", "cash", "--into", tmp_path)
     assert result.exit_code == 1
-    assert result.stderr == "error: --kind cash: must be one of component, policy, recurrent\n"
+    there = "component, hicache, policy, recurrent"
+    assert result.stderr == f"error: --kind cash: must be one of {there}\n"
 
 
 def test_the_core_wheel_carries_the_templates(tmp_path: Path) -> None:

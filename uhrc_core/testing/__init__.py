@@ -8,6 +8,7 @@ from uhrc_core.testing.component import ComponentConformance
 from uhrc_core.testing.declarations import RecurrentDeclarationConformance
 from uhrc_core.testing.faults import failing_allocation
 from uhrc_core.testing.hicache import CopyingTier, HiCacheConformance, HostTierConformance
+from uhrc_core.testing.hicache_bench import PaperPool
 from uhrc_core.testing.paper import FORWARD_PAGES, PaperDevice, PlainRequest
 from uhrc_core.testing.recurrent import RecurrentBackendConformance
 from uhrc_core.testing.reference import ReferenceCache, contents
@@ -19,6 +20,7 @@ __all__ = [
     "HiCacheConformance",
     "HostTierConformance",
     "PaperDevice",
+    "PaperPool",
     "PlainRequest",
     "RandomProgram",
     "RecurrentBackendConformance",
