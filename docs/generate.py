@@ -29,6 +29,56 @@ Misspelt keys are refused. `uhrc check FILE` lists every problem with its key, `
 the JSON Schema that this page is made from.
 """
 
+PLUGINS_INTRO = """\
+# Writing a plugin
+
+Begin with one that works: `uhrc new-plugin NAME --kind KIND` writes a distribution and its tests,
+all of them green; change one thing at a time.
+
+| KIND | what it writes | its tests inherit |
+|---|---|---|
+| `component` | a tree component with its config table and device pool | `ComponentConformance` |
+| `hicache` | a host tier: evicted data in host memory, bounded, least recently used out first | \
+`HostTierConformance`, `HiCacheConformance` |
+| `policy` | an eviction policy with its options | `ComponentConformance` |
+| `recurrent` | a recurrent backend with its kernels | `RecurrentBackendConformance` |
+
+[Write a recurrent backend in an afternoon](write-a-backend.md) goes through such a distribution
+file by file. `examples/third_party_recurrent` in the repository is a grown one: Mamba-2 layers, two
+model families that have them, and their tests, installed beside UHRC without a change to it.
+
+## The conformance kit
+
+`uhrc_core.testing` comes with the core. A suite is a class to inherit in a test file; pytest runs
+its checks, and each says what broke. What is random prints its seed.
+
+| suite | what it checks |
+|---|---|
+| `ComponentConformance` | a cache with your component or policy: random programs with every \
+invariant checked after every step, each allocation failing once, aborts, locks, splits, evictions |
+| `RecurrentDeclarationConformance` | what a backend declares: its layout and the models it \
+claims; without jax |
+| `RecurrentBackendConformance` | that too, and its kernels around the pool that serves real \
+models: stopped, copied and resumed at any token, batched, padded |
+| `HiCacheConformance` | the hooks of any host tier: they claim and bring only what they were \
+given, write only where they are told, keep namespaces apart, answer the same to the same calls |
+| `HostTierConformance` | that too, and that what was evicted is hit as if it had stayed |
+
+| to test with | what it is |
+|---|---|
+| `RandomProgram` | random calls of a cache's public API from a seed, each step checked |
+| `PaperDevice` | an engine on paper that sees when a model would read wrong data; `FORWARD_PAGES` \
+pages a step |
+| `PlainRequest` | the least that an engine's request must have |
+| `PaperPool` | a device pool on paper, with the `read` and `write` that a host tier calls |
+| `CopyingTier` | the smallest host tier that works: it forgets nothing |
+| `ReferenceCache` | what a FULL prefix cache must hold, as a dict of prefixes; `contents` reads \
+the same from a cache |
+| `failing_allocation` | an allocator whose k-th allocation finds the pool full |
+
+## What a plugin declares
+"""
+
 
 def config_page() -> str:
     """One section a table, one row a key."""
@@ -48,8 +98,8 @@ def config_page() -> str:
 
 
 def plugins_page() -> str:
-    """The module docstring of the hook specs, then one section a hook."""
-    sections = [NOTE, "# Writing a plugin\n", inspect.getdoc(hookspecs) or "", "\n## Hooks\n"]
+    """Where to begin, the module docstring of the hook specs, then one section a hook."""
+    sections = [NOTE, PLUGINS_INTRO, inspect.getdoc(hookspecs) or "", "\n## Hooks\n"]
     for name, function in vars(hookspecs).items():
         if name.startswith("uhrc_"):
             signature = str(inspect.signature(function)).replace("'", "")

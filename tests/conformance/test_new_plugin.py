@@ -20,6 +20,7 @@ from uhrc_core.testing import (
     HostTierConformance,
     RecurrentBackendConformance,
 )
+from uhrc_core.testing import __all__ as KIT
 
 ROOT = Path(__file__).parents[2]
 UHRC = Path(sys.executable).with_name("uhrc")
@@ -113,6 +114,12 @@ def test_an_unknown_kind_is_refused_with_those_there_are(tmp_path: Path) -> None
     assert result.exit_code == 1
     there = "component, hicache, policy, recurrent"
     assert result.stderr == f"error: --kind cash: must be one of {there}\n"
+
+
+def test_the_page_for_authors_names_every_kind_and_all_of_the_kit() -> None:
+    page = (ROOT / "docs/plugins.md").read_text()
+    rows = [f"\n| `{kind}` | " for kind in kinds()]
+    assert [each for each in (*rows, *(f"`{name}`" for name in KIT)) if each not in page] == []
 
 
 def test_the_core_wheel_carries_the_templates(tmp_path: Path) -> None:
