@@ -62,6 +62,7 @@ class EngineStats:
         output_tokens: tokens generated.
         cow_clones: recurrent states copied for a hit.
         slots_peak: most recurrent slots in use at once, the tree's included; 0 without any.
+        window_tokens_peak: as many tokens of the window pool.
         retractions: how often a request lost its memory to others.
         running, waiting: requests now.
         compiled_programs: step shapes compiled.
@@ -74,6 +75,7 @@ class EngineStats:
     output_tokens: int
     cow_clones: int
     slots_peak: int
+    window_tokens_peak: int
     retractions: int
     running: int
     waiting: int
@@ -91,6 +93,7 @@ class _Counters:
     output_tokens: int = 0
     cow_clones: int = 0
     slots_peak: int = 0
+    window_tokens_peak: int = 0
 
 
 @dataclass(slots=True)
@@ -316,7 +319,11 @@ class Engine:
                 progress.first_logits = np.asarray(logits)[i].copy()
 
     def _count(self, batch: Batch) -> None:
-        self._counters.slots_peak = max(self._counters.slots_peak, self._slots_in_use())
+        slots, tokens = (
+            self._in_use(kind) for kind in (ComponentType.RECURRENT, ComponentType.SWA)
+        )
+        self._counters.slots_peak = max(self._counters.slots_peak, slots)
+        self._counters.window_tokens_peak = max(self._counters.window_tokens_peak, tokens)
         if batch.kind is StepKind.PREFILL:
             self._counters.prefill_steps += 1
             self._counters.computed_tokens += batch.num_tokens
@@ -324,8 +331,9 @@ class Engine:
             self._counters.decode_steps += 1
         self._counters.output_tokens += sum(row.samples for row in batch.rows)
 
-    def _slots_in_use(self) -> int:
-        pools = [c.allocator for c in self.cache.components if c.kind is ComponentType.RECURRENT]
+    def _in_use(self, kind: ComponentType) -> int:
+        """Units of the kind's pool that a request or the tree holds; 0 where there is no pool."""
+        pools = [c.allocator for c in self.cache.components if c.kind is kind]
         return sum(pool.capacity - pool.available_size(0) for pool in pools)
 
     def _complete(self, req: LiveRequest) -> Completion:

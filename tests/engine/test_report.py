@@ -20,11 +20,12 @@ STATS = EngineStats(
     output_tokens=6,
     cow_clones=5,
     slots_peak=7,
+    window_tokens_peak=96,
     retractions=2,
     running=0,
     waiting=0,
     compiled_programs=3,
-    cache=CacheStats(evicted=EvictResult(num_tokens_evicted=64), inserted_num_snapshots=3),
+    cache=CacheStats(evicted=EvictResult(64, 1600), inserted_num_snapshots=3),
 )
 
 
@@ -54,6 +55,18 @@ def test_states_and_right_answers_are_reported_where_there_are_any() -> None:
     run = summarize("m", "radix", Talks((turn(0, 0),), wall_s=4.0), plain)
     printed = _printed(Comparison((run,), (Talks((turn(0, 0),), 4.0),), [["a"]]))
     assert run.accuracy is None and "states" not in printed and "right answers" not in printed
+
+
+def test_the_window_pool_is_reported_where_there_is_one() -> None:
+    talks = Talks((turn(0, 0),), wall_s=4.0)
+    run = summarize("m", "radix", talks, STATS)
+    assert (run.window_evicted_tokens, run.window_tokens_peak) == (1600, 96)
+    printed = _printed(Comparison((run,), (talks,), [["a"]]))
+    for name, figure in (("evicted from windows", "1,600"), ("window tokens, peak", "96")):
+        [line] = [line for line in printed.splitlines() if name in line]
+        assert figure in line
+    plain = summarize("m", "radix", talks, replace(STATS, window_tokens_peak=0))
+    assert "window" not in _printed(Comparison((plain,), (talks,), [["a"]]))
 
 
 def test_percentiles_are_values_that_occurred() -> None:

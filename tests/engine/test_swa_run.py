@@ -29,3 +29,8 @@ def test_conversations_beyond_the_window_hit_fully_and_say_the_same() -> None:
             computed = before.prompt_tokens + len(before.token_ids) - 1
             assert turn.cached_tokens == computed // 64 * 64
     assert cached.turns[-1].prompt_tokens > 8 * 128
+    # One conversation: with no cache a request alone, otherwise the tree's windows beside it.
+    without, run = comparison.runs
+    assert 128 < without.window_tokens_peak <= 128 + 256 + 2 * 64
+    assert without.window_tokens_peak < run.window_tokens_peak <= 1536
+    assert without.window_evicted_tokens == 0 < run.window_evicted_tokens

@@ -26,6 +26,8 @@ class RunSummary:
         ttft_p50_s, ttft_p99_s: percentiles over the turns, by nearest rank.
         wall_s: seconds from the first question to the last answer.
         evicted_tokens: FULL tokens the cache gave up during the run.
+        window_evicted_tokens: SWA tokens it gave up, with their FULL tokens or before them.
+        window_tokens_peak: most SWA tokens in use at once, the tree's included; 0 without any.
         retractions: how often a request lost its memory to others.
         snapshots: recurrent states published to the tree.
         cow_clones: recurrent states copied for a hit.
@@ -42,6 +44,8 @@ class RunSummary:
     ttft_p99_s: float
     wall_s: float
     evicted_tokens: int
+    window_evicted_tokens: int
+    window_tokens_peak: int
     retractions: int
     snapshots: int
     cow_clones: int
@@ -84,6 +88,8 @@ def summarize(model: str, cache: str, talks: Talks, stats: EngineStats) -> RunSu
         ttft_p99_s=percentile(ttfts, 99),
         wall_s=talks.wall_s,
         evicted_tokens=stats.cache.evicted.num_tokens_evicted,
+        window_evicted_tokens=stats.cache.evicted.swa_num_tokens_evicted,
+        window_tokens_peak=stats.window_tokens_peak,
         retractions=stats.retractions,
         snapshots=stats.cache.inserted_num_snapshots,
         cow_clones=stats.cow_clones,

@@ -59,9 +59,19 @@ def _figures(run: RunSummary) -> dict[str, str]:
             "evicted tokens": f"{run.evicted_tokens:,}",
             "retractions": f"{run.retractions:,}",
         }
+        | _window_figures(run)
         | _state_figures(run)
         | _right_figures(run)
     )
+
+
+def _window_figures(run: RunSummary) -> dict[str, str]:
+    if not run.window_tokens_peak:
+        return {}
+    return {
+        "evicted from windows": f"{run.window_evicted_tokens:,}",
+        "window tokens, peak": f"{run.window_tokens_peak:,}",
+    }
 
 
 def _state_figures(run: RunSummary) -> dict[str, str]:
