@@ -16,6 +16,8 @@ LAYERS_MAX = 4096
 
 #: Families that leave their pattern to the code: every n-th layer is full.
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+#: Families without windows where ``use_sliding_window`` is not there.
+_WINDOWS_ON_REQUEST = {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
 #: What the families with ``use_sliding_window`` take where a config does not say it.
 _MAX_WINDOW_LAYERS = 28
 
@@ -52,12 +54,13 @@ def window_layers_of(config: Mapping[str, Any], num_layers: int) -> tuple[int, .
     From ``layer_types`` if it is there; else all but every ``sliding_window_pattern``-th (Gemma 3,
     Cohere 2); else those from ``max_window_layers`` on (Qwen 2); else all (Mistral).
     """
-    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
+    family = str(config.get("model_type"))
+    uses_windows = config.get("use_sliding_window", family not in _WINDOWS_ON_REQUEST)
+    if not config.get("sliding_window") or not uses_windows:
         return ()
     kinds = layer_types_of(config)
     if kinds is not None:
         return tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
-    family = str(config.get("model_type"))
     pattern = size_of(config, "sliding_window_pattern", 0) or _WINDOW_PATTERNS.get(family, 0)
     if pattern:
         return tuple(i for i in range(num_layers) if (i + 1) % pattern)

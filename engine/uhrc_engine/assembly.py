@@ -119,15 +119,27 @@ def _check_suits(config: Config, pretrained: Pretrained) -> None:
 def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
     """The pools are planned from what plugins read in the model's config; the model reads it, too.
 
-    Raises ConfigError when they disagree on how many layers keep what.
+    Raises ConfigError when they disagree on how many layers keep what, or on the window that each
+    has. Where in the model a pool's layers are does not matter to it.
     """
-    planned = {_pool_of(part): len(part.layers) for part in resolved.components if part.layers}
-    wanted = dict(Counter(cache.component for cache in model.layer_caches))
+    planned = {
+        _pool_of(part): Counter(layer.shape.get("window_tokens") for layer in part.layers)
+        for part in resolved.components
+        if part.layers
+    }
+    wanted: dict[str, Counter[int | None]] = {}
+    for cache in model.layer_caches:
+        wanted.setdefault(cache.component, Counter())[cache.window_tokens] += 1
     if planned != wanted:
         raise ConfigError(
-            f"components: the plugins plan layers {planned}, the model has {wanted}; one of "
-            "them reads the model's config.json wrongly"
+            f"components: the plugins plan layers {_summary(planned)}, the model has "
+            f"{_summary(wanted)}; one of them reads the model's config.json wrongly"
         )
+
+
+def _summary(pools: Mapping[str, Counter[int | None]]) -> str:
+    """By pool, how many layers have which window."""
+    return str({pool: dict(counts) for pool, counts in sorted(pools.items())})
 
 
 def _pool_of(part: ResolvedComponent) -> str:

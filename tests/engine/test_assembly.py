@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine import hybrid_runner
-from tests.oracle import hybrid
+from tests.oracle import hybrid, swa
 from uhrc_core.baseline import ChunkCache
 from uhrc_core.errors import ConfigError
 from uhrc_core.node import ComponentType
 from uhrc_engine import assembly
 from uhrc_engine.assembly import EngineParts, as_config, build_parts
-from uhrc_engine.weights import Pretrained
+from uhrc_engine.weights import Pretrained, load_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +75,28 @@ def test_what_the_steps_do_is_judged_with_the_config(
     monkeypatch.setattr(assembly, "FEATURES", frozenset({"mixed_chunked_prefill"}))
     with pytest.raises(ConfigError, match="mixed_chunked_prefill is not possible"):
         parts(pretrained)
+
+
+@pytest.mark.parametrize(
+    ("change", "planned"),
+    [
+        ({"sliding_window": 32}, r"'full': {None: 2}, 'swa': {32: 2}"),
+        ({"layer_types": ["sliding_attention"] * 4}, r"'swa': {33: 4}"),
+        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, r"'swa': {33: 1}"),
+    ],
+)
+def test_a_plan_of_other_windows_than_the_models_is_refused(
+    tmp_path: Path, change: dict[str, Any], planned: str
+) -> None:
+    """Pages that are freed while the model still reads them would show only in its answers."""
+    loaded = load_pretrained(swa.write_checkpoint(tmp_path, swa.CONFIGS["gpt_oss_33"]))
+    config = as_config(
+        {
+            "cache": {"enable_unified_radix_tree": True, "page_size": 16, "max_context_len": 256},
+            "components": {"full": {"num_tokens": 1024}, "swa": {"num_tokens": 1024}},
+            "scheduler": {"chunked_prefill_size": 64},
+        }
+    )
+    assert build_parts(loaded, config)
+    with pytest.raises(ConfigError, match=planned + r".*, the model has .*'swa': {33: 2}"):
+        build_parts(replace(loaded, config=loaded.config | change), config)

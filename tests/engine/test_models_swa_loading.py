@@ -205,6 +205,7 @@ def test_what_is_not_supported_is_refused(config, message):
 
 def test_qwen_has_no_windows_unless_asked_and_then_none_in_its_first_28_layers():
     unsaid = {key: value for key, value in QWEN2.items() if key != "max_window_layers"}
-    for config in (QWEN2 | {"use_sliding_window": False}, unsaid):
+    unasked = {key: value for key, value in QWEN2.items() if key != "use_sliding_window"}
+    for config in (QWEN2 | {"use_sliding_window": False}, unsaid, unasked):
         model = model_from_config(config)
         assert {layer.window_tokens for layer in model.attention} == {None}

@@ -167,6 +167,8 @@ def kinds(config: dict[str, Any]) -> str:
         ({"use_sliding_window": True, "max_window_layers": 0}, "SSSS"),
         ({"use_sliding_window": True, "max_window_layers": 9}, "-"),
         ({"use_sliding_window": True}, "-"),  # published as 28, where it is not written down
+        ({"model_type": "qwen3_moe"}, "-"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "FSSS"),
         ({"sliding_window_pattern": 2}, "SFSF"),
         ({"sliding_window_pattern": 3}, "SSFS"),
         ({"model_type": "gemma3_text", "num_hidden_layers": 7}, "SSSSSFS"),

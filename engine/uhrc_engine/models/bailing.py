@@ -43,17 +43,7 @@ class Bailing(HybridDecoder):
         """Use `from_hf_config`."""
         self.recurrent = read_recurrent(config, self.backend)
         self.mla_rope = _rope(config, config["qk_rope_head_dim"])
-        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-        self.mla = MLA(
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            q_rank=config.get("q_lora_rank"),
-            kv_rank=config["kv_lora_rank"],
-            nope=nope,
-            rope=rope,
-            value=config["v_head_dim"],
-            scale=(nope + rope) ** -0.5 * self.mla_rope.score_scale,
-        )
+        self.mla = MLA.from_config(config, self.mla_rope.score_scale)
         super().__init__(config, self.backend, self.recurrent, self.mla.cache_shape)
         self.moe = moe.SharedExperts.from_config(config, dense_layers=0)
         self.num_mtp_layers: int = config.get("num_nextn_predict_layers") or 0

@@ -182,6 +182,9 @@ class LayerCache:
 
     component: str
     shape: Any
+    window_tokens: int | None = None
+    """How many tokens a token attends to, itself included: what the swa pool must keep of a
+    sequence; None for a layer of another component."""
 
 
 class Model(ABC):

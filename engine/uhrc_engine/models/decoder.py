@@ -17,8 +17,7 @@ from uhrc_engine.models.contract import (
     StepInputs,
     TensorReader,
 )
-
-CosSin = tuple[jax.Array, jax.Array]
+from uhrc_engine.models.rope import CosSin
 
 
 class Step(NamedTuple):
@@ -93,7 +92,7 @@ class Decoder(Model):
     def _load_feed_forward(
         self, tensors: TensorReader, index: int, prefix: str, dtype: Any
     ) -> Params:
-        """The weights of its feed-forward, as `moe.feed_forward` wants them."""
+        """The weights of its feed-forward, as `_feed_forward` wants them."""
 
     def forward(
         self, params: Params, caches: Caches, inputs: StepInputs

@@ -10,9 +10,9 @@ import jax
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import LayerCache, Params, TensorReader
-from uhrc_engine.models.decoder import CosSin, Decoder, Step
+from uhrc_engine.models.decoder import Decoder, Step
 from uhrc_engine.models.mla import MLA
-from uhrc_engine.models.rope import Rope, rope_from_config
+from uhrc_engine.models.rope import CosSin, Rope, rope_from_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,8 @@ class DeepseekV2(Decoder):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
-        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-        self.rope: Rope = rope_from_config(config, rope)
-        self.attention = MLA(
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            q_rank=config["q_lora_rank"],
-            kv_rank=config["kv_lora_rank"],
-            nope=nope,
-            rope=rope,
-            value=config["v_head_dim"],
-            scale=(nope + rope) ** -0.5 * self.rope.score_scale,
-        )
+        self.rope: Rope = rope_from_config(config, config["qk_rope_head_dim"])
+        self.attention = MLA.from_config(config, self.rope.score_scale)
         self.moe = MoEDims(
             dense_layers=config["first_k_dense_replace"],
             dense_intermediate=config["intermediate_size"],

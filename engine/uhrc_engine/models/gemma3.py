@@ -17,6 +17,7 @@ from uhrc_engine.models.gqa import GQA, layer_windows
 from uhrc_engine.models.rope import Rope, rope_from_config
 
 DEFAULTS: dict[str, Any] = {
+    "model_type": "gemma3_text",
     "vocab_size": 262_208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -25,7 +26,6 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
-    "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
 """What the published configs leave out where it is so."""
@@ -57,8 +57,7 @@ class Gemma3(Decoder):
     def __init__(self, config: Mapping[str, Any]) -> None:
         """config: the language model's, with nothing left out. Use `from_hf_config`."""
         full = replace(GQA.from_config(config), scale=config["query_pre_attn_scalar"] ** -0.5)
-        pattern = config["sliding_window_pattern"]
-        windows = layer_windows(config, lambda index: (index + 1) % pattern > 0)
+        windows = layer_windows(config)
         self.attention = tuple(replace(full, window_tokens=window) for window in windows)
         super().__init__(config, [layer.layer_cache for layer in self.attention])
         self.intermediate: int = config["intermediate_size"]

@@ -13,11 +13,11 @@ import numpy as np
 
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
-from uhrc_engine.models.decoder import CosSin, Decoder, Step
+from uhrc_engine.models.decoder import Decoder, Step
 from uhrc_engine.models.errors import UnsupportedModelError
 from uhrc_engine.models.gqa import GQA, layer_windows
 from uhrc_engine.models.mxfp4 import take_mxfp4
-from uhrc_engine.models.rope import rope_from_config
+from uhrc_engine.models.rope import CosSin, rope_from_config
 
 ROPE_THETA = 150_000.0
 YARN: dict[str, Any] = {
@@ -53,7 +53,7 @@ class GptOss(Decoder):
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
         full = GQA.from_config(config)
-        windows = layer_windows(config, lambda index: index % 2 == 0)
+        windows = layer_windows({"model_type": "gpt_oss"} | dict(config))
         self.attention = tuple(replace(full, window_tokens=window) for window in windows)
         super().__init__(config, [layer.layer_cache for layer in self.attention])
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or YARN

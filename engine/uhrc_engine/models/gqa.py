@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
-from uhrc_core.hf_config import layer_types_of
+from uhrc_core.hf_config import layer_types_of, window_layers_of
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import LayerCache, Params, StepInputs, TensorReader
 from uhrc_engine.models.errors import UnsupportedModelError
-from uhrc_engine.models.rope import rotate
+from uhrc_engine.models.rope import CosSin, rotate
 from uhrc_full.kernels.attention import paged_attention
 from uhrc_full.layout import GQAShape
 from uhrc_swa.kernels.window_attention import window_attention
+
+LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class GQA:
     head_dim: int
     scale: float
     """What scores are multiplied by."""
-    norm_eps: float = 1e-6
+    norm_eps: float
     """Of the norms of queries and keys, in a layer that has them."""
     window_tokens: int | None = None
     """How many tokens a token attends to, itself included; None for all."""
@@ -55,7 +57,8 @@ class GQA:
     @property
     def layer_cache(self) -> LayerCache:
         """What the layer keeps of a token, and where."""
-        return LayerCache(self.component, GQAShape(self.kv_heads, self.head_dim))
+        shape = GQAShape(self.kv_heads, self.head_dim)
+        return LayerCache(self.component, shape, self.window_tokens)
 
     def take(self, tensors: TensorReader, prefix: str, dtype: Any) -> Params:
         """{"qkv", "out"} under `prefix` ("….self_attn").
@@ -78,7 +81,7 @@ class GQA:
         x: jax.Array,
         cache: Any,
         inputs: StepInputs,
-        cos_sin: tuple[jax.Array, jax.Array] | None,
+        cos_sin: CosSin | None,
     ) -> tuple[jax.Array, Any]:
         """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written).
 
@@ -139,22 +142,17 @@ def component_of(window_tokens: int | None) -> str:
     return "full" if window_tokens is None else "swa"
 
 
-def layer_windows(
-    config: Mapping[str, Any], default: Callable[[int], bool]
-) -> tuple[int | None, ...]:
+def layer_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Per layer, how many tokens its window has; None for a full layer.
 
-    The layers that have one are those `layer_types` calls sliding_attention, or, where it is not
-    there, those `default` is true of. Raises UnsupportedModelError for layers of another kind.
+    Which layers have one is the core's rule, so that the cache's plugins and the model agree.
+    Raises UnsupportedModelError for layers of another kind.
     """
-    window, count = config.get("sliding_window"), config["num_hidden_layers"]
-    kinds = layer_types_of(config)
-    if kinds is None:
-        return tuple(window if default(i) else None for i in range(count))
-    windows = {"sliding_attention": window, "full_attention": None}
-    unknown = sorted({*kinds} - {*windows})
+    unknown = sorted({*(layer_types_of(config) or ())} - {*LAYER_TYPES})
     if unknown:
         raise UnsupportedModelError(
-            f"layer_types: {unknown[0]!r} is not supported; supported: {', '.join(windows)}"
+            f"layer_types: {unknown[0]!r} is not supported; supported: {', '.join(LAYER_TYPES)}"
         )
-    return tuple(windows[kind] for kind in kinds)
+    count = config["num_hidden_layers"]
+    windowed = frozenset(window_layers_of(config, count))
+    return tuple(config["sliding_window"] if i in windowed else None for i in range(count))

@@ -7,8 +7,9 @@ from typing import Any
 
 from uhrc_core.recurrent import RecurrentBackendSpec, RecurrentModel
 from uhrc_engine.models.contract import RECURRENT, LayerCache
-from uhrc_engine.models.decoder import CosSin, Decoder, ModuleNames, Step
+from uhrc_engine.models.decoder import Decoder, ModuleNames, Step
 from uhrc_engine.models.errors import UnsupportedModelError
+from uhrc_engine.models.rope import CosSin
 from uhrc_full.layout import LayerShape
 
 # What a family needs of the decoder, it may import from here.

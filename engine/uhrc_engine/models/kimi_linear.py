@@ -24,17 +24,7 @@ class KimiLinear(HybridDecoder):
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
         recurrent = read_recurrent(config, BACKEND)
-        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-        self.mla = MLA(
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            q_rank=config.get("q_lora_rank"),
-            kv_rank=config["kv_lora_rank"],
-            nope=nope,
-            rope=rope,
-            value=config["v_head_dim"],
-            scale=(nope + rope) ** -0.5,
-        )
+        self.mla = MLA.from_config(config)
         super().__init__(config, BACKEND, recurrent, self.mla.cache_shape)
         sizes = cast("KDAParams", recurrent.params)
         self.kda = KDA(

@@ -10,12 +10,9 @@ import jax
 
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
-from uhrc_engine.models.decoder import CosSin, Decoder, Step
+from uhrc_engine.models.decoder import Decoder, Step
 from uhrc_engine.models.gqa import GQA, layer_windows
-from uhrc_engine.models.rope import rope_from_config
-
-FULL_LAYERS = 28
-"""How many of Qwen's first layers have no window where the config does not say."""
+from uhrc_engine.models.rope import CosSin, rope_from_config
 
 
 class Llama(Decoder):
@@ -69,7 +66,7 @@ class Mistral(Llama):
     def from_hf_config(cls, config: Mapping[str, Any]) -> Mistral:
         """Reads config.json. Raises UnsupportedModelError for another activation."""
         blocks.require(config, "hidden_act", "silu")
-        return cls(config, layer_windows(config, lambda index: True))
+        return cls(config, layer_windows(config))
 
 
 class Qwen2(Llama):
@@ -81,10 +78,7 @@ class Qwen2(Llama):
     def from_hf_config(cls, config: Mapping[str, Any]) -> Qwen2:
         """Reads config.json. Raises UnsupportedModelError for another activation."""
         blocks.require(config, "hidden_act", "silu")
-        if not config.get("use_sliding_window"):
-            return cls(config, (None,) * config["num_hidden_layers"])
-        first = config.get("max_window_layers", FULL_LAYERS)
-        return cls(config, layer_windows(config, lambda index: index >= first))
+        return cls(config, layer_windows(config))
 
 
 class Qwen3(Qwen2):

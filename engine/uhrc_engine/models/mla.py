@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, StepInputs, TensorReader
-from uhrc_engine.models.rope import rotate
+from uhrc_engine.models.rope import CosSin, rotate
 from uhrc_full.kernels.mla import mla_attention
 from uhrc_full.layout import MLAShape
 
@@ -31,6 +32,21 @@ class MLA:
     value: int
     scale: float
     """What scores are multiplied by."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], score_scale: float = 1.0) -> MLA:
+        """A layer under the usual names. score_scale: `Rope.score_scale`, where it rotates."""
+        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        return cls(
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            q_rank=config.get("q_lora_rank"),
+            kv_rank=config["kv_lora_rank"],
+            nope=nope,
+            rope=rope,
+            value=config["v_head_dim"],
+            scale=(nope + rope) ** -0.5 * score_scale,
+        )
 
     @property
     def cache_shape(self) -> MLAShape:
@@ -95,7 +111,7 @@ class MLA:
         x: jax.Array,
         cache: Any,
         inputs: StepInputs,
-        cos_sin: tuple[jax.Array, jax.Array] | None,
+        cos_sin: CosSin | None,
     ) -> tuple[jax.Array, Any]:
         """x [R, W, hidden] -> (attention output [R, W, hidden], the layer's cache written).
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from uhrc_engine.models.errors import UnsupportedModelError
 
 Frequencies = npt.NDArray[np.float32]
+CosSin = tuple[jax.Array, jax.Array]
+"""Cosine and sine of some positions' angles, as `Rope.cos_sin` gives them."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -32,13 +34,13 @@ class Rope:
     score_scale: float = 1.0
     """What attention scores are multiplied by besides (DeepSeek's mscale_all_dim, squared)."""
 
-    def cos_sin(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def cos_sin(self, positions: jax.Array) -> CosSin:
         """int32[...] -> cos, sin float32[..., 1, dim / 2] (the 1 is the head axis)."""
         angles = positions[..., None, None].astype(jnp.float32) * self.inv_freq
         return jnp.cos(angles) * self.magnitude, jnp.sin(angles) * self.magnitude
 
 
-def rotate(x: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, cos_sin: CosSin) -> jax.Array:
     """Rotates x [..., heads, dim], whose pairs are (i, i + dim / 2), in float32.
 
     Where the angles are for fewer dimensions than a head has, its first ones are rotated, the
