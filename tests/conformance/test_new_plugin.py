@@ -54,7 +54,7 @@ def test_what_is_written_installs_is_listed_and_passes_its_own_tests(
     result = uhrc("UHRC_Mine", "--kind", kind, "--into", tmp_path)
     assert result.exit_code == 0, result.output
     project = tmp_path / "uhrc-mine"
-    assert result.stdout.splitlines()[0] == f"{project}: a {kind} plugin; next:"
+    assert result.stdout.splitlines()[0] == f"{project}: a {kind} plugin, in a config 'mine'; next:"
     site = Site(tmp_path / "site")
     site.install(project)
     rows = json.loads(site.run(UHRC, "plugins", "--json", cwd=tmp_path))
@@ -93,11 +93,13 @@ def test_what_is_written_is_formatted_and_complete(kind: str, tmp_path: Path) ->
         ("mine!", "must be letters, digits, '-', '_' and '.'"),
         ("../mine", "must be letters, digits, '-', '_' and '.'"),
         ("3d", "'3d' would be no Python identifier"),
-        ("class", "'class' would be no Python identifier"),
-        ("uhrc-import", "'import' would be no Python identifier"),
-        ("KDA", "'kda' is the name of a plugin already"),
-        ("uhrc.full", "'full' is the name of a plugin already"),
-        ("lru", "'lru' is the name of a plugin already"),
+        ("class", "'class' is a keyword of Python"),
+        ("uhrc-import", "'import' is a keyword of Python"),
+        ("uhrc", "'uhrc' is the project itself; say what the plugin is, such as uhrc-mine"),
+        ("uhrc-uhrc", "'uhrc' is the project itself"),
+        ("KDA", "'kda' is the name of a plugin already, of the distribution uhrc-recurrent"),
+        ("uhrc.full", "'full' is the name of a plugin already, of the distribution uhrc-full"),
+        ("lru", "'lru' is the name of a plugin already, of the distribution uhrc-core"),
         ("numpy", "a package 'numpy' is installed already"),
         ("json", "a package 'json' is installed already"),
     ],

@@ -144,6 +144,7 @@ class OffPageTier(CopyingTier):
 
 
 ONE_CACHE = {"FULL": CACHES["FULL"]}
+WITH_STATES = {"FULL and RECURRENT": CACHES["FULL and RECURRENT"]}
 EVICTED = "test_what_was_evicted_is_hit_as_if_it_had_stayed"
 FAULTS = {
     LateTier: (EVICTED, "after it had been freed: take a copy before write_back returns"),
@@ -196,3 +197,36 @@ def test_a_tier_that_holds_nothing_is_no_host_tier() -> None:
 
     with pytest.raises(AssertionError, match=r"turns of \(4, 3\) pages hit 5 tokens .* but 0 aft"):
         Suite().test_what_was_evicted_is_hit_as_if_it_had_stayed()
+
+
+class StatelessTier(CopyingTier):
+    """Keeps KV, and of the states none."""
+
+    def _store(self, event: HiCacheEvent) -> None:
+        spans = [span for span in event.spans if span.kind is not ComponentType.RECURRENT]
+        super()._store(replace(event, spans=tuple(spans)))
+
+
+class RefusingTier(CopyingTier):
+    """Finds everything and brings nothing."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("tier", "answer"),
+    [(StatelessTier, "lookup answered 0"), (RefusingTier, "prefetch answered False")],
+)
+def test_a_state_that_does_not_come_back_is_named(tier: type[CopyingTier], answer: str) -> None:
+    class Suite(HostTierConformance):
+        caches = WITH_STATES
+
+        def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+            return tier(context)
+
+    message = (
+        "FULL and RECURRENT: the RECURRENT state after 5 tokens was not brought back: " + answer
+    )
+    with pytest.raises(AssertionError, match=message):
+        Suite().test_a_snapshot_comes_back_alone()

@@ -37,7 +37,9 @@ def kinds() -> list[str]:
 
 
 def new_plugin(
-    name: Annotated[str, typer.Argument(help="Of the distribution, such as uhrc-mine.")],
+    name: Annotated[
+        str, typer.Argument(help="Of the distribution; of uhrc-mine, the plugin is mine.")
+    ],
     kind: Annotated[str, typer.Option(help=f"What it brings: {', '.join(kinds())}.")],
     into: Annotated[Path, typer.Option(help="Where to make its folder.")] = Path(),
 ) -> None:
@@ -46,7 +48,7 @@ def new_plugin(
         folder = write_plugin(name, kind, into)
     except (ConfigError, PluginError) as error:
         fail(error)
-    typer.echo(f"{folder}: a {kind} plugin; next:")
+    typer.echo(f"{folder}: a {kind} plugin, in a config {_plugin_of(folder.name)!r}; next:")
     typer.echo(f"  pip install -e '{folder}[test]' && python -m pytest {folder}")
     typer.echo("  uhrc plugins")
 
@@ -87,13 +89,10 @@ def _fields(name: str) -> dict[str, str]:
         )
     distribution = re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
     module = distribution.replace("-", "_")
-    plugin = module.removeprefix("uhrc_")
-    for part in (module, plugin):
-        if not part.isidentifier() or keyword.iskeyword(part):
-            raise ConfigError(f"NAME {name!r}: {part!r} would be no Python identifier")
-    taken = {*installed_plugins({}).names, *(spec.name for spec in BUILTIN_POLICIES)}
-    if plugin in taken:
-        raise ConfigError(f"NAME {name!r}: {plugin!r} is the name of a plugin already")
+    plugin = _plugin_of(distribution)
+    for fault in (*map(_fault_of_word, (module, plugin)), _claim_of(plugin)):
+        if fault:
+            raise ConfigError(f"NAME {name!r}: {fault}")
     if find_spec(module) is not None:
         raise ConfigError(f"NAME {name!r}: a package {module!r} is installed already")
     major, minor, *_ = version("uhrc-core").split(".")
@@ -105,6 +104,31 @@ def _fields(name: str) -> dict[str, str]:
         "api": repr(UHRC_API),
         "core": f"uhrc-core>={major}.{minor},<{major}.{int(minor) + 1}",
     }
+
+
+def _plugin_of(distribution: str) -> str:
+    """What a config calls the plugin: ``uhrc-mine`` brings ``mine``."""
+    return distribution.replace("-", "_").removeprefix("uhrc_")
+
+
+def _fault_of_word(word: str) -> str | None:
+    """Why neither a package nor a class can be called so, if it cannot."""
+    if keyword.iskeyword(word):
+        return f"{word!r} is a keyword of Python, which no package can be called"
+    if not word.isidentifier():
+        return f"{word!r} would be no Python identifier"
+    return None
+
+
+def _claim_of(plugin: str) -> str | None:
+    """Who has the name of this plugin already, if anybody."""
+    if plugin == "uhrc":
+        return f"{plugin!r} is the project itself; say what the plugin is, such as uhrc-mine"
+    owners = {spec.name: "uhrc-core" for spec in BUILTIN_POLICIES}
+    owners |= {entry.name: entry.distribution for entry in installed_plugins({}).entries}
+    if plugin in owners:
+        return f"{plugin!r} is the name of a plugin already, of the distribution {owners[plugin]}"
+    return None
 
 
 def _files(folder: Traversable, at: Path) -> list[tuple[Path, Traversable]]:

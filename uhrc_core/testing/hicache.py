@@ -210,10 +210,18 @@ class HostTierConformance(HiCacheConformance):
             assert hit, f"{name}: the inner node gave no hit while it was whole"
             while bench.cache.peek_prefix_len(key) == hit:
                 bench.evict(ComponentType.RECURRENT, num_units=1)
-            bench.cached_len(again)
             assert bench.watch is not None
+            before = len(bench.watch.answers)
+            bench.cached_len(again)
             kinds = [event.kinds for event in bench.watch.prefetched]
-            assert kinds == [(ComponentType.RECURRENT,)], f"{name}: it was brought back as {kinds}"
+            where = f"{name}: the RECURRENT state after {hit} tokens"
+            found, *refused = bench.watch.answers[before:]
+            answer = "prefetch answered False" if refused else f"lookup answered {found}"
+            assert kinds, f"{where} was not brought back: {answer}"
+            assert kinds == [(ComponentType.RECURRENT,)], (
+                f"{where}, alone, was evicted, but a prefetch brought "
+                f"{[kind.name for each in kinds for kind in each]}"
+            )
 
 
 class CopyingTier(HiCacheHooks):
