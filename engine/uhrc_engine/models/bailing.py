@@ -45,7 +45,7 @@ class Bailing(HybridDecoder):
         self.mla_rope = _rope(config, config["qk_rope_head_dim"])
         self.mla = MLA.from_config(config, self.mla_rope.score_scale)
         super().__init__(config, self.backend, self.recurrent, self.mla.cache_shape)
-        self.moe = moe.SharedExperts.from_config(config, dense_layers=0)
+        self.moe = moe.DeepSeekFeedForward.from_config(config, dense_layers=0)
         self.num_mtp_layers: int = config.get("num_nextn_predict_layers") or 0
 
     @classmethod

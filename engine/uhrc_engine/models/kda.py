@@ -45,8 +45,7 @@ class KDA:
     def take(self, tensors: TensorReader, prefix: str, dtype: Any) -> Params:
         """The layer's weights under `prefix`; every projection of its input is one matrix.
 
-        The output projection is called o_proj or dense, the convolution of q, k and v is stored as
-        three or as one. A_log [heads] may have axes of length 1.
+        The output projection is called o_proj or dense.
         """
         gates = ("f_a_proj", "g_a_proj") if self.low_rank else ("f_proj", "g_proj")
         names = ("q_proj", "k_proj", "v_proj", *gates, "b_proj")
@@ -83,6 +82,7 @@ class KDA:
         return np.concatenate(parts)[:, 0]
 
     def _take_a_log(self, tensors: TensorReader, name: str) -> jax.Array:
+        """float32[heads]; Kimi, which also has the low-rank gates, stores it with four axes."""
         shape = (1, 1, self.heads, 1) if self.low_rank else (self.heads,)
         return blocks.to_device(tensors.take(name, shape).reshape(-1), jnp.float32)
 

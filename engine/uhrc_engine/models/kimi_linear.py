@@ -35,7 +35,7 @@ class KimiLinear(HybridDecoder):
             norm_eps=self.norm_eps,
             low_rank=True,
         )
-        self.moe = moe.SharedExperts.from_config(config, dense_layers=1)
+        self.moe = moe.DeepSeekFeedForward.from_config(config, dense_layers=1)
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> KimiLinear:

@@ -88,8 +88,8 @@ def experts(
 
     routed: (weights, chosen) as `Route` gives them. layer: {"gate_up": [experts, dim, 2 *
     intermediate], "down": [experts, intermediate, dim]}, and a "…_bias" [experts, out] of each
-    where it has one.
-    Tokens are sorted by expert, so that each expert is one group of a ragged matrix product.
+    where it has one. Tokens are sorted by expert, so that each expert is one group of a ragged
+    matrix product.
     """
     weights, chosen = routed
     tokens, top_k = chosen.shape
@@ -152,8 +152,8 @@ def take_experts(
 
 
 @dataclass(frozen=True, slots=True)
-class SharedExperts:
-    """The feed-forwards of a model after DeepSeek-V3's fashion, in elements: some layers are dense,
+class DeepSeekFeedForward:
+    """All feed-forwards of a model after DeepSeek-V3's fashion, in elements: some layers are dense,
     the others have a shared expert and routed ones with a biased sigmoid router."""
 
     hidden: int
@@ -165,7 +165,7 @@ class SharedExperts:
     routing: SigmoidRouting
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, dense_layers: int) -> SharedExperts:
+    def from_config(cls, config: Mapping[str, Any], *, dense_layers: int) -> DeepSeekFeedForward:
         """Reads Kimi's names, Ling's, and those transformers writes either back under.
 
         dense_layers: how many of the first layers are dense where the config does not say.

@@ -24,8 +24,9 @@ class SeededReader(TensorReader):
         self._seed = seed
 
     def take(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        """See `TensorReader.take`. Norms are near 1; ``A_log`` and ``dt_bias`` as they are
-        initialised for training (decays between 1 and 16 per unit of time)."""
+        """See `TensorReader.take`. Norms are near 1, other vectors near 0; ``A_log`` and
+        ``dt_bias`` as they are initialised for training (decays between 1 and 16 per unit of time);
+        MXFP4 blocks are any bytes, and their scales make them as large as other weights."""
         rng = np.random.default_rng([self._seed, crc32(name.encode())])
         if name.endswith("A_log"):
             return np.log(rng.uniform(1, 16, shape)).astype(np.float32)

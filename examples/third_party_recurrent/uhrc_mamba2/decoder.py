@@ -11,7 +11,6 @@ from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.gqa import GQA
 from uhrc_engine.models.hybrid import HybridDecoder, Step, read_recurrent
-from uhrc_full.layout import GQAShape
 from uhrc_mamba2.backend import MAMBA2, Mamba2Params
 from uhrc_mamba2.layer import Mamba2
 
@@ -29,8 +28,7 @@ class Mamba2Decoder(HybridDecoder):
         """
         blocks.require(config, "hidden_act", "silu")
         recurrent = read_recurrent(config, MAMBA2)
-        shape = GQAShape(attention.kv_heads, attention.head_dim)
-        super().__init__(config, MAMBA2, recurrent, shape)
+        super().__init__(config, MAMBA2, recurrent, attention.layer_cache.shape)
         self.attention = attention
         self.mamba = Mamba2.from_config(config, cast("Mamba2Params", recurrent.params))
 
