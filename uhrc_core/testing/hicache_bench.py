@@ -125,7 +125,7 @@ class HostBench(PaperDevice):
         resolved = replace(resolved, host_tier=spec if make_hooks else None)
         cache = build_kv_cache(resolved, pools)
         assert isinstance(cache, UnifiedRadixCache), cache
-        super().__init__(cache)
+        super().__init__(cache, tables["components"].get("swa", {}).get("window_tokens"))
 
     # -- pools ---------------------------------------------------------------------------------
 
@@ -214,9 +214,9 @@ class HookWatch(HiCacheHooks):
         self.prefetched: list[PrefetchEvent] = []
 
     def lookup(self, query: HostQuery) -> int:
-        with_pools = self._pools()
+        before = self._pools()
         stop = self._hooks.lookup(query)
-        self._check_untouched("lookup", with_pools)
+        self._check_untouched("lookup", before)
         for need in (stop and query.needs(stop)) or ():
             missing = [
                 data

@@ -132,8 +132,9 @@ class PaperDevice:
             assert seen == _prefix(key, start), (
                 f"{req.rid}: its running slot {slots.running} is not the state after {start} tokens"
             )
-            for slot in {slots.running, slots.running if slots.track is None else slots.track}:
-                self.write((_REC, req.dp_rank, slot), _prefix(key, stop))
+            for slot in (slots.running, slots.track):
+                if slot is not None:
+                    self.write((_REC, req.dp_rank, slot), _prefix(key, stop))
         self.cache.advance_req(req, stop - start)
 
     def _first_read(self, kind: ComponentType, start: int) -> int:
