@@ -78,6 +78,10 @@ class ModelConfig(ConfigTable):
         description="A Hugging Face config.json, relative to this file. Gives the layers, and the "
         "components where [components] names none.",
     )
+    full_attention: bool = Field(
+        default=False,
+        description="Every layer is full attention, for a model whose type no plugin knows.",
+    )
 
 
 Table = TypeVar("Table", bound=ConfigTable)

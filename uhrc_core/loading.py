@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from uhrc_core.config import CORE_TABLES, RESERVED_TABLES, CacheConfig, Config
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.guard import plugin_code
-from uhrc_core.plugins import installed_plugins, join_faults
+from uhrc_core.plugins import PluginCatalog, installed_plugins, join_faults
 from uhrc_core.policies import BUILTIN_POLICIES
 from uhrc_core.registry import Registry
 from uhrc_core.rules import COMPONENT_RULES, violations
@@ -81,7 +81,8 @@ def parse_config(
     if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
         raise ConfigError([*problems, *absurd])
     components = _subtables(raw, problems)
-    registry, faults = _load_named(raw, components, environ, problems)
+    catalog = installed_plugins(environ)
+    registry, faults = _load_named(raw, components, catalog, problems)
     reader = TableReader(base_dir)
     core = {
         name: reader.read(name, model, raw.get(name, {})) for name, model in CORE_TABLES.items()
@@ -99,10 +100,12 @@ def parse_config(
     hicache = _read_hicache(raw, registry, reader)
     problems += reader.problems
     if isinstance(cache := core["cache"], CacheConfig) and cache.eviction_policy not in faults:
-        problems += policy_options(cache, registry)[1]
+        problems += policy_options(cache, registry, catalog)[1]
     if (problems or faults) and components:
         # The rest of the matrix needs sound tables; `resolve` judges it.
-        problems += violations(components, COMPONENT_RULES)
+        clashes = violations(components, COMPONENT_RULES)
+        if problems or clashes:
+            raise ConfigError([*problems, *map(str, faults.values()), *clashes])
     if problems:
         raise ConfigError([*problems, *map(str, faults.values())])
     if faults:
@@ -141,12 +144,13 @@ class TableReader:
 
 
 def policy_options(
-    cache: CacheConfig, registry: Registry
+    cache: CacheConfig, registry: Registry, catalog: PluginCatalog
 ) -> tuple[ConfigTable | None, tuple[str, ...]]:
     """The options of the configured eviction policy, or the problems with it."""
     spec = registry.policies.get(cache.eviction_policy)
     if spec is None:
-        hint = suggestion(cache.eviction_policy, registry.policies)
+        everything, _ = catalog.load_each(catalog.names)
+        hint = suggestion(cache.eviction_policy, everything.policies)
         return None, (f"cache.eviction_policy = {cache.eviction_policy!r}: unknown policy; {hint}",)
     reader = TableReader()
     options = reader.read("cache.eviction_options", spec.options_model, cache.eviction_options)
@@ -199,10 +203,9 @@ def _inside(value: object) -> dict[str | int, object]:
 
 
 def _load_named(
-    raw: RawTable, components: Iterable[str], environ: Mapping[str, str], problems: list[str]
+    raw: RawTable, components: Iterable[str], catalog: PluginCatalog, problems: list[str]
 ) -> tuple[Registry, dict[str, PluginError]]:
     """Load the plugins the tables name; what cannot be loaded comes with its key."""
-    catalog = installed_plugins(environ)
     wanted: list[tuple[str, str, str]] = []
     if (policy := _plugin_policy(raw)) and policy in catalog.names:
         wanted.append(("cache.eviction_policy", "policy", policy))

@@ -9,6 +9,7 @@ from typing import Any
 
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
+from uhrc_core.hf_config import full_attention_layer, num_layers_of, text_config
 from uhrc_core.plan import LayerKind
 from uhrc_core.plugins import PluginCatalog
 from uhrc_core.registry import Registry
@@ -36,15 +37,27 @@ def read_model_layers(
     except ConfigError as error:
         problems += error.problems
         return (), registry
-    if layers:
-        return layers, registry
-    broken_note = f"; broken, so not asked: {', '.join(broken)}" if broken else ""
-    problems.append(
-        f"model: no installed plugin knows model_type = {hf_config.get('model_type')!r}, "
-        f"architectures = {hf_config.get('architectures')!r}; asked: "
-        f"{', '.join(name for name in catalog.names if name not in broken) or 'none'}{broken_note}"
-    )
-    return (), registry
+    if layers is None and config.model.full_attention:
+        layers = _all_full(text_config(hf_config), problems)
+    elif not layers:
+        asked = ", ".join(name for name in catalog.names if name not in broken) or "none"
+        broken_note = f"; broken, so not asked: {', '.join(broken)}" if broken else ""
+        problems.append(
+            f"model: no installed plugin knows model_type = {hf_config.get('model_type')!r}, "
+            f"architectures = {hf_config.get('architectures')!r}; install the one that does, or if "
+            f"all its layers are full attention set model.full_attention = true; asked: {asked}"
+            f"{broken_note}"
+        )
+    return layers or (), registry
+
+
+def _all_full(config: Mapping[str, Any], problems: list[str]) -> tuple[LayerKind, ...]:
+    """All layers full attention, as the operator says."""
+    layer = full_attention_layer(config)
+    if layer is None:
+        problems.append("model.full_attention: the sizes of the layers are not in the config")
+        return ()
+    return (layer,) * num_layers_of(config)
 
 
 def _read_json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:

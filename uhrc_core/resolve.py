@@ -67,6 +67,8 @@ class _Resolver:
         self, hf_config: Mapping[str, Any] | None, engine_features: frozenset[str]
     ) -> ResolvedConfig:
         layers, everything = read_model_layers(self.config, hf_config, self.catalog, self.problems)
+        if self.problems:  # what follows would be wrong about a model that is not known
+            raise ConfigError(self.problems)
         registry = self._registry(layers)
         tables = dict(self.config.components)
         if not tables and layers:
@@ -165,7 +167,7 @@ class _Resolver:
         registry: Registry,
     ) -> tuple[ResolvedComponent, ...]:
         cache = self.config.cache
-        options, problems = policy_options(cache, registry)
+        options, problems = policy_options(cache, registry, self.catalog)
         self.problems += problems
         if options is None:
             return ()
@@ -249,7 +251,8 @@ class _Resolver:
                 )
             if modelled and not names and self.config.components:
                 self.problems.append(
-                    f"components: the model has {kind.name} layers; add a table for them"
+                    f"components: the model has {kind.name} layers; add a table for them, such as "
+                    f"[components.{kind.name.lower()}]"
                 )
 
     def _features(

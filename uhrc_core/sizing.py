@@ -86,8 +86,8 @@ class PoolSizing:
             self.problems.append(
                 f"memory.hbm_bytes = {self._hbm_bytes}: leaves {num_bytes} bytes for "
                 f"{part.key}, where one request of cache.max_context_len = "
-                f"{self._cache.max_context_len} tokens needs {bytes_min}; raise it, or lower "
-                "cache.max_context_len"
+                f"{self._cache.max_context_len} tokens needs {bytes_min}; "
+                f"{part.params.size_advice}"
             )
             return part
         return self._with_num_units(part, min(num_units, INDEX_MAX // self._cache.dp_size))
@@ -112,7 +112,7 @@ class PoolSizing:
         if num_units < num_min:
             self.problems.append(
                 f"{key}: one request of cache.max_context_len = {cache.max_context_len} tokens "
-                f"needs {num_min}; raise it, or lower cache.max_context_len"
+                f"needs {num_min}; {part.params.size_advice}"
             )
         return part if self.problems else self._planned(part)
 

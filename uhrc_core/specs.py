@@ -48,9 +48,11 @@ class ComponentParams(ConfigTable):
 
     Attributes:
         size_key: the key that sets the pool's size, such as ``num_tokens``.
+        size_advice: what to do where the pool is smaller than `num_units_min`.
     """
 
     size_key: ClassVar[str]
+    size_advice: ClassVar[str] = "raise it, or lower cache.max_context_len"
 
     @property
     @abstractmethod

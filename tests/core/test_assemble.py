@@ -215,9 +215,27 @@ def test_a_model_that_no_plugin_knows_says_what_was_seen_and_who_was_asked(site:
     site.install("uhrc-bomb", {"bomb": "bomb_module"}, "1 / 0")
     (problem,) = problems(config(), hf_config={"model_type": "rwkv", "architectures": ["Rwkv"]})
     assert problem.startswith(
-        "model: no installed plugin knows model_type = 'rwkv', architectures = ['Rwkv']; asked: "
+        "model: no installed plugin knows model_type = 'rwkv', architectures = ['Rwkv']; install "
+        "the one that does, or if all its layers are full attention set model.full_attention = "
     )
-    assert "full" in problem and problem.endswith("; broken, so not asked: bomb")
+    asked = problem.split("asked: ")[1].split(", ")
+    assert "full" in asked and problem.endswith("; broken, so not asked: bomb")
+
+
+def test_an_operator_can_say_that_all_layers_are_full_attention() -> None:
+    novel = {**LLAMA, "model_type": "novel"}
+    assert len(problems(config(), hf_config=novel)) == 1
+    said = resolve(config(model={"full_attention": True}), hf_config=novel)
+    assert said.components[0].layers == resolve(config(), hf_config=LLAMA).components[0].layers
+    (problem,) = problems(config(model={"full_attention": True}), hf_config={"model_type": "rwkv"})
+    assert problem.startswith("model.full_attention: the sizes of the layers are not")
+
+
+def test_a_model_that_is_not_known_is_the_only_problem() -> None:
+    """What does not fit an unknown model would be reported wrongly."""
+    both = {"full": {"num_tokens": 4096}, "recurrent": {"num_slots": 4}}
+    (problem,) = problems(config(components=both), hf_config={**LLAMA, "model_type": "leaky"})
+    assert problem.startswith("model: no installed plugin knows model_type = 'leaky'")
 
 
 def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -297,7 +315,8 @@ def test_components_and_layers_must_match(site: FakeSite) -> None:
         "components.state: the model has no RECURRENT layer; remove the table",
     )
     assert problems(config(), hf_config={"model_type": "hybrid"}) == (
-        "components: the model has RECURRENT layers; add a table for them",
+        "components: the model has RECURRENT layers; add a table for them, such as "
+        "[components.recurrent]",
     )
 
 

@@ -58,18 +58,21 @@ def test_the_text_part_of_a_multimodal_model_counts() -> None:
         {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1},
         {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
         {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-        {"linear_attn_config": {"kda_layers": [1]}},
-        {"full_attention_interval": 4, "linear_num_key_heads": 16},
-        {"attn_type_list": [0, 1, 0]},
-        {"mamba_d_state": 128},
-        {"block_types": ["recurrent", "attention"]},
-        {"attention_chunk_size": 8192},
-        {"ssm_state_size": 16},
-        {"attn_layer_indices": [1]},
+        {"layer_types": ["chunked_attention"] * 3},
     ],
 )
 def test_a_model_with_other_layers_is_left_to_other_plugins(extra: dict[str, Any]) -> None:
     assert full_layers({**GQA, **extra}) is None
+
+
+@pytest.mark.parametrize(
+    "model_type", ["leaky", "jamba", "mamba2", "kimi_linear", "llama4_text", "falcon_h1", None, [1]]
+)
+def test_a_type_that_is_not_known_to_be_all_attention_is_not_claimed(model_type: object) -> None:
+    """Its config may not tell of a state that a prefix needs beside its KV."""
+    config = {**GQA, "model_type": model_type}
+    assert full_layers(config) is None
+    assert full_layers({"model_type": "outer", "text_config": config}) is None
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,19 @@ from uhrc_core.hf_config import (
 )
 from uhrc_core.plan import LayerKind
 
-#: Parts of config keys and model types that tell of layers that are not full attention.
-_OTHER_KINDS = (
-    "attn_layer",
-    "attn_type",
-    "block_type",
-    "chunk",
-    "hybrid",
-    "linear",
-    "lru",
-    "mamba",
-    "recurrent",
-    "ssm",
-    "state_size",
-)
+#: Families, by the model type of their text part, that have nothing but full attention (or windows
+#: beside it). A model that has more, taken for one of these, would share its KV without the rest of
+#: its state; so another type is nobody's until a plugin, or ``model.full_attention``, says so.
+_NAMES = """
+    apertus arcee baichuan bitnet cohere cohere2 deepseek_v2 deepseek_v3 dots1 ernie4_5
+    ernie4_5_moe exaone4 falcon gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe gpt_neox gpt_oss
+    granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe internlm2 internlm3
+    kimi_k2 llama llava minicpm minicpm3 minimax_m2 ministral mistral mixtral nemotron olmo olmo2
+    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl
+    qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 stablelm
+    starcoder2
+"""
+FAMILIES = frozenset(_NAMES.split())
 
 
 def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
@@ -36,9 +35,12 @@ def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
     Raises ConfigError for such a model with a size that is none.
     """
     config = text_config(hf_config)
-    if _has_other_layers(config):
-        return None
+    family = str(config.get("model_type") or hf_config.get("model_type"))
     num_layers = num_layers_of(config, 0)
+    if family not in FAMILIES or window_layers_of(config, num_layers):
+        return None
+    if any(kind != "full_attention" for kind in layer_types_of(config) or ()):
+        return None
     layer = full_attention_layer(config)
     return None if layer is None or not num_layers else (layer,) * num_layers
 
@@ -48,12 +50,3 @@ def attention_of(layer: LayerKind) -> str:
     if "kv_lora_rank" in layer.shape:
         return "mla"
     return "mha" if layer.shape["num_heads"] == layer.shape["num_kv_heads"] else "gqa"
-
-
-def _has_other_layers(config: Mapping[str, Any]) -> bool:
-    if any(kind != "full_attention" for kind in layer_types_of(config) or ()):
-        return True
-    if window_layers_of(config, num_layers_of(config, 0)):
-        return True
-    named = [str(config.get("model_type")), *(key for key, value in config.items() if value)]
-    return any(part in name for part in _OTHER_KINDS for name in named)

@@ -19,6 +19,7 @@ class RecurrentParams(ComponentParams):
     """The pool of recurrent states: one slot is the whole state of one sequence position."""
 
     size_key = "num_slots"
+    size_advice = "raise it"
 
     backend: str | None = Field(
         default=None,

@@ -19,6 +19,7 @@ class SWAParams(ComponentParams):
     """The KV pool of the sliding-window layers."""
 
     size_key = "num_tokens"
+    size_advice = "raise it, or lower scheduler.chunked_prefill_size"
 
     window_tokens: PositiveInt | None = Field(
         default=None,
