@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.one_request import one, same_bits, tokens
 from uhrc_core.loading import parse_config
 from uhrc_core.node import ComponentType
-from uhrc_engine import Completion, Engine, Request
+from uhrc_engine import Engine, Request
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.weights import load_seeded
 
@@ -75,21 +76,6 @@ def parts(request: pytest.FixtureRequest, pretrained: Any) -> EngineParts:
 def engine(parts: EngineParts) -> Engine:
     parts.cache.reset()
     return Engine(parts)
-
-
-def tokens(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 1024, count).tolist()
-
-
-def one(engine: Engine, prompt: list[int], new_tokens: int = 4) -> Completion:
-    [done] = engine.generate([Request(prompt, new_tokens)])
-    engine.cache.check_invariants()
-    return done
-
-
-def same_bits(a: Completion, b: Completion) -> bool:
-    assert a.first_logits is not None and b.first_logits is not None
-    return a.token_ids == b.token_ids and np.array_equal(a.first_logits, b.first_logits)
 
 
 @pytest.mark.parametrize("length", [3 * INTERVAL - 1, 3 * INTERVAL, 3 * INTERVAL + 1, 449])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.engine.one_request import one, same_bits, tokens
 from uhrc_core.errors import ConfigError
 from uhrc_core.loading import parse_config
 from uhrc_core.node import ComponentType
@@ -87,23 +88,8 @@ def engine(parts: EngineParts) -> Engine:
     return Engine(parts)
 
 
-def tokens(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 1024, count).tolist()
-
-
 def page_floor(num_tokens: int) -> int:
     return num_tokens - num_tokens % PAGE
-
-
-def one(engine: Engine, prompt: list[int], new_tokens: int = 4) -> Completion:
-    [done] = engine.generate([Request(prompt, new_tokens)])
-    engine.cache.check_invariants()
-    return done
-
-
-def same_bits(a: Completion, b: Completion) -> bool:
-    assert a.first_logits is not None and b.first_logits is not None
-    return a.token_ids == b.token_ids and np.array_equal(a.first_logits, b.first_logits)
 
 
 def owned_tokens(engine: Engine) -> int:

@@ -204,3 +204,27 @@ def test_bfloat16_stays_bfloat16(tmp_path, name, width):
 def test_what_is_not_supported_is_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
         model_from_config(config)
+
+
+def bare(name: str, *left_out: str) -> Any:
+    """The model of a config without these keys."""
+    config = hybrid.CONFIGS[name]
+    return model_from_config({key: config[key] for key in config.keys() - {*left_out}})
+
+
+def test_what_published_configs_leave_out_is_what_their_families_mean():
+    ling = bare("bailing_3", "kda_lower_bound", "kda_safe_gate", "first_k_dense_replace")
+    assert (ling.kda.decay_bound, ling.moe.dense_layers) == (-5.0, frozenset())
+    assert bare("bailing_3_dense").kda.decay_bound is None
+    rope = bare("bailing_25", "rope_theta").mla_rope
+    dim = 2 * len(rope.inv_freq)
+    assert rope.inv_freq[-1] == pytest.approx(6e6 ** (2 / dim - 1), rel=1e-5)
+    assert bare("kimi", "first_k_dense_replace").moe.dense_layers == frozenset({0})
+    qwen = bare("qwen3_next", "rope_parameters")
+    assert 2 * len(qwen.rope.inv_freq) == qwen.attention.head_dim // 4
+
+
+def test_the_shared_expert_of_ling_may_be_of_another_size_than_the_routed_ones():
+    moe = model_from_config(LING3 | {"moe_shared_expert_intermediate_size": 7}).moe
+    assert moe.shared_intermediate == 7 * LING3["num_shared_experts"]
+    assert moe.intermediate == LING3["moe_intermediate_size"] != 7

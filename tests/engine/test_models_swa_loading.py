@@ -209,3 +209,14 @@ def test_qwen_has_no_windows_unless_asked_and_then_none_in_its_first_28_layers()
     for config in (QWEN2 | {"use_sliding_window": False}, unsaid, unasked):
         model = model_from_config(config)
         assert {layer.window_tokens for layer in model.attention} == {None}
+
+
+def test_norms_of_gpt_oss_and_gemma_3_stay_float32_in_a_bfloat16_model(tmp_path):
+    for name in ("gpt_oss_33", "gemma3_7"):
+        folder = tmp_path / name
+        folder.mkdir()
+        loaded = load_pretrained(swa.write_checkpoint(folder, swa.CONFIGS[name]), jnp.bfloat16)
+        assert loaded.params["norm"].dtype == jnp.float32
+        for layer in loaded.params["layers"]:
+            assert layer["attention_norm"].dtype == layer["mlp_norm"].dtype == jnp.float32
+            assert layer["mixer"]["qkv"]["weight"].dtype == jnp.bfloat16
