@@ -47,7 +47,7 @@ class RecurrentDeclarationConformance(ABC):
 
     spec: RecurrentBackendSpec
     params: ConfigTable
-    hf_configs: Sequence[Mapping[str, Any]]
+    hf_configs: Sequence[Mapping[str, Any]] = ()
 
     def test_the_spec_is_sound(self) -> None:
         """Types of all fields, a layout with distinct names, params that are all ints."""
@@ -59,7 +59,11 @@ class RecurrentDeclarationConformance(ABC):
 
     def test_its_own_models_are_recognised(self) -> None:
         """Each of ``hf_configs`` gives a model whose params round-trip through a dump."""
-        assert self.hf_configs, "hf_configs is empty: name a config.json that is this backend's"
+        example = {"model_type": self.spec.name, "num_hidden_layers": 4, **self.params.model_dump()}
+        assert self.hf_configs, (
+            "hf_configs is missing: give the suite the contents of one config.json or more that "
+            f"matches_hf_config must know, such as hf_configs = ({example},)"
+        )
         for config in self.hf_configs:
             model = self._ask(config)
             which = f"model_type {config.get('model_type')!r}"

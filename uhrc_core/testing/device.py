@@ -6,11 +6,11 @@ states back into their slots, in one jitted call that donates the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ class RecurrentFunctions(Protocol):
 
     spec: RecurrentBackendSpec
     params: ConfigTable
+    tolerances: ClassVar[Mapping[str, float]]
 
     def random_inputs(self, rng: np.random.Generator, rows: int, width: int) -> Any: ...
     def prefill(self, inputs: Any, state: Any, lens: Any) -> tuple[Any, Any]: ...
@@ -59,9 +60,9 @@ class Trajectory(NamedTuple):
     """What decoding token by token gives."""
 
     out: Array
-    """[rows, width, ...]."""
+    """[rows, n_tokens, ...]."""
     states: tuple[State, ...]
-    """After 0, 1, ... width tokens."""
+    """After 0, 1, ... n_tokens tokens."""
 
 
 def recurrent_pool(
@@ -85,12 +86,17 @@ class Bench:
 
     All batches have `ROWS` rows of `width` tokens, so that each function is compiled once. Arrays
     that go in and come out are numpy's, copies; the pool's arrays are donated at every run.
+
+    Attributes:
+        dtype, tolerance: the model dtype, and the suite's tolerance in it.
+        names: of the state's buffers, in the order of a `State`.
     """
 
     def __init__(self, suite: RecurrentFunctions, dtype: str) -> None:
         self._jax: Any = import_module("jax")
         self._suite = suite
-        self._dtype = dtype
+        self.dtype = dtype
+        self.tolerance = suite.tolerances[dtype]
         self.chunk = suite.spec.kernel_chunk
         # Two chunks, a part of a third, and enough tokens to cut where a chunk is one token.
         self.width = 2 * self.chunk + self.chunk // 2 + 5
@@ -114,11 +120,11 @@ class Bench:
         out = self.step_slots(inputs, HOME)
         return out, self.read(HOME)
 
-    def walk(self, inputs: Any, state: State) -> Trajectory:
-        """All tokens of ``inputs``, one `step` each."""
+    def walk(self, inputs: Any, state: State, num_tokens: int) -> Trajectory:
+        """The first tokens of ``inputs``, one `step` each."""
         outs: list[Array] = []
         states = [state]
-        for at in range(self.width):
+        for at in range(num_tokens):
             out, state = self.step(self.token(inputs, at), state)
             outs.append(out)
             states.append(state)
@@ -205,7 +211,7 @@ class Bench:
     @cached_property
     def by_step(self) -> Trajectory:
         """`inputs` from `warm` token by token."""
-        return self.walk(self.inputs, self.warm)
+        return self.walk(self.inputs, self.warm, self.width)
 
     # -- shapes --------------------------------------------------------------------------------
 
@@ -215,7 +221,7 @@ class Bench:
             Returned(
                 buffer.name,
                 (ROWS, *buffer.shape),
-                self._dtype if buffer.dtype == MODEL_DTYPE else buffer.dtype,
+                self.dtype if buffer.dtype == MODEL_DTYPE else buffer.dtype,
             )
             for buffer in self.layout.buffers
         ]
@@ -232,7 +238,8 @@ class Bench:
             arguments = (self.inputs, state, np.zeros(ROWS, np.int32))
         else:
             arguments = (self.token(self.inputs, 0), state)
-        out, new = self._jax.eval_shape(getattr(self._suite, name), *arguments)
+        returned = self._jax.eval_shape(getattr(self._suite, name), *arguments)
+        out, new = self._unpacked(name, returned)
         return _returned("out", out), self._named(new)
 
     @property
@@ -240,26 +247,42 @@ class Bench:
         """Bytes of the device arrays, per slot."""
         return sum(x.nbytes for x in self._jax.tree.leaves(self.pool.buffers)) // NUM_SLOTS
 
+    def _unpacked(self, name: str, returned: Any) -> tuple[Any, tuple[Any, tuple[Any, ...]]]:
+        """What a function returned, if it is ``(outputs, (temporal, convs))``.
+
+        Raises AssertionError that shows what it is instead.
+        """
+        tree = self._jax.tree
+        wanted = ("outputs", ("temporal", tuple(self.names[1:])))
+        match returned:
+            case (out, (temporal, (*convs,))):
+                unpacked = out, (temporal, tuple(convs))
+                if tree.structure(unpacked) == tree.structure(wanted):
+                    return unpacked
+            case _:
+                pass
+        shown = repr(tree.map(_shown, returned))
+        raise AssertionError(
+            f"{name} must return (outputs, (temporal, convs)), "
+            f"here {wanted!r}; it returns {shown}".replace("'", "")
+        )
+
     def _named(self, state: Any) -> list[Returned]:
         temporal, convs = state
         arrays = (temporal, *convs)
-        if len(arrays) != len(self.names):
-            raise AssertionError(
-                f"the functions return {len(arrays)} state buffers, state_layout declares "
-                f"{len(self.names)}: {', '.join(self.names)}"
-            )
         return [_returned(name, x) for name, x in zip(self.names, arrays, strict=True)]
 
     # -- what is jitted ------------------------------------------------------------------------
 
     def _prefill_slots(self, buffers: Any, inputs: Any, slots: Any, lens: Any) -> Any:
         (layer,) = buffers
-        out, state = self._suite.prefill(inputs, layer.gather(slots), lens)
+        returned = self._suite.prefill(inputs, layer.gather(slots), lens)
+        out, state = self._unpacked("prefill", returned)
         return out, (layer.scatter(self._stored(state), slots),)
 
     def _step_slots(self, buffers: Any, inputs: Any, slots: Any) -> Any:
         (layer,) = buffers
-        out, state = self._suite.step(inputs, layer.gather(slots))
+        out, state = self._unpacked("step", self._suite.step(inputs, layer.gather(slots)))
         return out, (layer.scatter(self._stored(state), slots),)
 
     def _stored(self, state: Any) -> Any:
@@ -272,7 +295,7 @@ class Bench:
         array = np.asarray(x)
         if not np.issubdtype(array.dtype, np.floating):
             return array
-        return array.astype(self._jax.numpy.dtype(self._dtype))
+        return array.astype(self._jax.numpy.dtype(self.dtype))
 
 
 def check_declared(returned: Sequence[Returned], declared: Sequence[Returned]) -> None:
@@ -284,6 +307,10 @@ def check_declared(returned: Sequence[Returned], declared: Sequence[Returned]) -
                 f"{got.bytes_per_row} bytes a slot; state_layout declares {said.dtype}"
                 f"{list(said.shape)}, {said.bytes_per_row} bytes a slot"
             )
+
+
+def _shown(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
 
 
 def _returned(name: str, x: Any) -> Returned:
