@@ -162,3 +162,16 @@ def test_abort_at_every_step_loses_no_slot_and_spoils_no_state(
     slots = ComponentType.RECURRENT
     assert pool.available_size(slots) + pool.evictable_size(slots) == 24
     assert same_bits(one(engine, prompt), expected)
+
+
+def test_the_peak_of_slots_is_the_requests_own_and_the_trees(
+    parts: EngineParts, engine: Engine
+) -> None:
+    without = Engine(parts.without_reuse())
+    for running in (without, engine):
+        one(running, tokens(2 * INTERVAL + 1))
+        assert running.stats().window_tokens_peak == 0
+    own = 1 + (parts.cache.page_size > 1)  # with the extra buffer, a slot to track into
+    assert without.stats().slots_peak == own
+    in_tree = engine.cache.evictable_size(ComponentType.RECURRENT)
+    assert max(in_tree, own) <= engine.stats().slots_peak <= in_tree + own
