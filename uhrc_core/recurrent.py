@@ -95,7 +95,8 @@ class RecurrentBackendSpec:
             ``params_model(**layer_kind.shape)`` is the inverse of ``params.model_dump()``.
         state_layout: the state of one layer with these params.
         matches_hf_config: reads a Hugging Face ``config.json``; ``None`` for a model that has no
-            layer of this backend. ``model_type`` alone may not decide: look at what is there.
+            layer of this backend. ``model_type`` decides where every model of that type has such
+            layers; where other backends share it (``bailing_hybrid``), look at what else is there.
         kernel_chunk: tokens the prefill kernel works on at a time, from the row's start: a prefill
             cut at its multiples gives the bits of the uncut one.
         kernels: name of each kernel and its implementations.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tests.conformance.distributions import Site
 from tests.conformance.test_recurrent_kit import FAULTS
 from uhrc_core.cli.app import make_app
 
-PAGE = (Path(__file__).parents[2] / "docs/write-a-backend.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/write-a-backend.md").read_text()
 UHRC = Path(sys.executable).with_name("uhrc")
 
 #: Each file of the page: its path alone on a line, then a fenced block.
@@ -55,6 +57,28 @@ def test_the_pages_backend_passes_the_kit(followed: Site) -> None:
     assert re.search(r"^\d+ passed in ", output, re.MULTILINE), output
 
 
+def test_the_pages_convolution_applies_and_passes_the_kit(followed: Site, tmp_path: Path) -> None:
+    folder = followed.folder.parent
+    shutil.copytree(folder / "leaky", tmp_path / "leaky")
+    site = Site(tmp_path / "site")
+    shutil.copy(folder / "conv.diff", tmp_path)
+    [command] = re.findall(r"`(git apply .*?)`", PAGE)
+    site.run(*command.split(), cwd=tmp_path)
+    site.install(tmp_path / "leaky")
+    output = site.run(sys.executable, "-m", "pytest", "-q", "leaky", cwd=tmp_path)
+    assert re.search(r"^\d+ passed in ", output, re.MULTILINE), output
+    asked = "from leaky.backend import *; print(state_layout(LeakyParams(**SIZES)).convs[0].shape)"
+    sizes = "SIZES = {'num_heads': 2, 'head_dim': 4, 'conv_kernel': 4}; "
+    assert site.run(sys.executable, "-c", sizes + asked, cwd=tmp_path) == "(3, 8)\n"
+
+
+def test_the_page_installs_what_a_checkout_has() -> None:
+    [line] = re.findall(r"^pip install -e '.*cli.*$", PAGE, re.MULTILINE)
+    folders = re.findall(r"-e '?([\w./]+)", line)
+    assert folders == [".", "plugins/full", "plugins/recurrent"]
+    assert all((ROOT / each / "pyproject.toml").exists() for each in folders)
+
+
 def test_the_pages_config_is_described_as_the_page_says(followed: Site) -> None:
     folder = followed.folder.parent
     assert followed.run(UHRC, "check", "cache.toml", cwd=folder).startswith("ok: ")
@@ -65,7 +89,7 @@ def test_the_pages_config_is_described_as_the_page_says(followed: Site) -> None:
 def test_the_messages_that_the_page_explains_are_the_kits() -> None:
     explained = re.findall(r"^\| (`.*?)\s*\|", PAGE, re.MULTILINE)
     parts = [part for cell in explained for part in re.findall(r"`([^`]+)`", cell)]
-    assert len(parts) >= 9
+    assert len(parts) >= 12
     for part in parts:
         pieces = [re.sub(r"\d+", r"\\d+", re.escape(piece)) for piece in part.split("...")]
         pattern = r"[\s\S]*".join(pieces)

@@ -26,7 +26,7 @@ _PROBE_TOKENS = 2
 def check_outputs(
     bench: Bench, actual: Array, expected: Array, lens: npt.ArrayLike, where: str
 ) -> None:
-    """The first ``lens[r]`` tokens of outputs [ROWS, width, ...]; names the first that is not close."""
+    """Outputs [ROWS, width, ...] up to ``lens[r]``; a failure names the first that is not close."""
     used = np.arange(bench.width) < np.asarray(lens, np.intp)[:, None]
     got, wanted = actual[used], expected[used]
     message = difference(got, wanted, bench.tolerance)
