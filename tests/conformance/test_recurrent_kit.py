@@ -52,6 +52,15 @@ class FinalStateForgetsItsTemporal(Faulty):
         return out, new._replace(temporal=super().prefill(inputs, fresh, lens)[1].temporal)
 
 
+class OutputsForgetTheTemporal(Faulty):
+    """The state that is kept is right; outputs are read from one that was summed up from zeros."""
+
+    def prefill(self, inputs, state, lens):
+        fresh = state._replace(temporal=state.temporal * 0)
+        out, _ = super().prefill(inputs, fresh, lens)
+        return out, super().prefill(inputs, state, lens)[1]
+
+
 class SoundPrefill(Faulty):
     """For faults of `step` alone."""
 
@@ -67,6 +76,12 @@ class StepForgetsItsTemporal(SoundPrefill):
 class StepForgetsItsConv(SoundPrefill):
     def step(self, inputs, state):
         return super().step(inputs, state._replace(convs=(state.convs[0] * 0,)))
+
+
+class OutputsOfStepForgetTheTemporal(SoundPrefill):
+    def step(self, inputs, state):
+        fresh = state._replace(temporal=state.temporal * 0)
+        return super().step(inputs, fresh)[0], super().step(inputs, state)[1]
 
 
 class TemporalOneTokenLate(Faulty):
@@ -273,7 +288,11 @@ FAULTS = {
     PrefillForgetsItsConv: "prefill forgets the initial state, buffer 'conv' (row 0): with another "
     "one, nothing changes",
     FinalStateForgetsItsTemporal: "prefill forgets the initial state, buffer 'temporal' (row 0): "
-    "with another one, step gives other final 'temporal' after 2 tokens, and prefill the same",
+    "with another one, step gives other final 'temporal' in 2 tokens, and prefill the same",
+    OutputsForgetTheTemporal: "prefill forgets the initial state, buffer 'temporal' (row 0): with "
+    "another one, step gives other outputs in 2 tokens, and prefill the same",
+    OutputsOfStepForgetTheTemporal: "step forgets the initial state, buffer 'temporal' (row 0): "
+    "with another one, prefill gives other outputs in 2 tokens, and step the same",
     StepForgetsItsTemporal: "step forgets the initial state, buffer 'temporal' (row 0): with "
     "another one, nothing changes",
     StepForgetsItsConv: "step forgets the initial state, buffer 'conv' (row 0): with another one, "

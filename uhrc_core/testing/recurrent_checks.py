@@ -103,7 +103,7 @@ def _check_effects(bench: Bench, runs: dict[str, tuple[State, State]], where: st
             heard = difference(y, x, bench.tolerance) is not None
             if heard and same_bits(*(run[at] for run in runs[deaf])):
                 raise AssertionError(
-                    f"{where.format(deaf)}: with another one, {other} gives other {part} after "
+                    f"{where.format(deaf)}: with another one, {other} gives other {part} in "
                     f"{_PROBE_TOKENS} tokens, and {deaf} the same"
                 )
 
