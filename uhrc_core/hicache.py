@@ -15,12 +15,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from uhrc_core.component import HostNeed, TreeComponent
-from uhrc_core.errors import PluginError
+from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.guard import plugin_code
 from uhrc_core.key import Namespace, RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
@@ -51,31 +52,40 @@ class DeviceSpan:
     num_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class HiCacheEvent:
     """Data of one prefix, or the place for it. Keep the event as long as you like; its indices
     stand for the data only during the call.
 
     Attributes:
-        key: the prefix: all tokens ``[0, stop)`` that the data depends on, and their namespace.
+        edges: the prefix in pieces, as the tree has them, at least one; see `key`.
         start, stop: the tokens that the event is about; ``stop`` is also the depth of the node
             that ends there.
         spans: the data, by component in the order of `ComponentType`, then by depth; never empty.
     """
 
-    key: RadixKey
+    edges: tuple[RadixKey, ...]
     start: int
     stop: int
     spans: tuple[DeviceSpan, ...]
 
+    @cached_property
+    def key(self) -> RadixKey:
+        """The prefix: all tokens ``[0, stop)`` that the data depends on, and their namespace.
+
+        Put together when it is asked for: a long chain that is evicted node by node would copy
+        its tokens once a node, for tiers that may not look at them.
+        """
+        return RadixKey.joined(self.edges)
+
     @property
     def namespace(self) -> Namespace:
         """(extra_key, dp_rank): data is never shared between two of them."""
-        return self.key.namespace
+        return self.edges[0].namespace
 
     @property
     def dp_rank(self) -> int:
-        return self.key.dp_rank
+        return self.edges[0].dp_rank
 
     @property
     def kinds(self) -> tuple[ComponentType, ...]:
@@ -92,8 +102,6 @@ class HiCacheEvent:
 class PrefetchEvent(HiCacheEvent):
     """Fresh indices to copy data to: what the device lacks for a hit to end at ``stop``."""
 
-    __slots__ = ()
-
 
 class WriteThroughEvent(HiCacheEvent):
     """All that the device has of the prefix that a finished request leaves; ``start`` is 0.
@@ -102,8 +110,6 @@ class WriteThroughEvent(HiCacheEvent):
     with a RECURRENT or SWA span for each node that has such data.
     """
 
-    __slots__ = ()
-
 
 class WriteBackEvent(HiCacheEvent):
     """What is about to be dropped at one node, whose edge is ``[start, stop)``.
@@ -111,8 +117,6 @@ class WriteBackEvent(HiCacheEvent):
     With every component that goes in this step, and no other: an internal node may lose a
     snapshot alone, a leaf loses all it has.
     """
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +194,7 @@ class HiCacheComponent:
             ``r * num_units + i`` of the device pool.
         bytes_per_unit: on the device; ``None`` where no model is known.
         device_pool: with ``read(units)`` and ``write(units, data)``; ``None`` when the cache was
-            built without pools.
+            built without pools. Take it from `HiCacheContext.device_pools`, which says so.
     """
 
     num_units: int
@@ -211,6 +215,26 @@ class HiCacheContext:
     page_size: int
     dp_size: int
     components: Mapping[ComponentType, HiCacheComponent]
+
+    @property
+    def device_pools(self) -> Mapping[ComponentType, Any]:
+        """The pool of every component, for a tier that moves data.
+
+        A tier takes them while it is made, so that a cache without them is not assembled, rather
+        than go without its tier from the first eviction on.
+
+        Raises:
+            ConfigError: the cache was built without.
+        """
+        pools = {kind: part.device_pool for kind, part in self.components.items()}
+        missing = ", ".join(kind.name for kind, pool in pools.items() if pool is None)
+        if missing:
+            raise ConfigError(
+                f"hicache.name: this tier moves data, and the cache was built without the device "
+                f"pools of {missing}; pass them, build_kv_cache(resolved, "
+                "make_device_pools(resolved)), or leave the [hicache] table out"
+            )
+        return pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +331,7 @@ class HiCache(NoHiCache):
     ) -> bool:
         wanted = [(need, part) for need, part in zip(needs, indices, strict=True) if len(part)]
         spans = tuple(self._span(n.kind, n.start, n.stop, part) for n, part in wanted)
-        event = PrefetchEvent(key, min(span.start for span in spans), len(key), spans)
+        event = PrefetchEvent((key,), min(span.start for span in spans), len(key), spans)
 
         def load() -> bool:
             done = self._hooks.prefetch(event)
@@ -321,13 +345,13 @@ class HiCache(NoHiCache):
         path = [*node.path_to_root()][::-1]
         if path and self.fault is None:
             spans = (s for c in self._components for s in self._joined(self._spans(path, c)))
-            event = WriteThroughEvent(node.prefix(), 0, node.end, tuple(spans))
+            event = WriteThroughEvent(node.edges(), 0, node.end, tuple(spans))
             self._call("write_through", lambda: self._hooks.write_through(event), None)
 
     def write_back(self, node: UnifiedTreeNode, components: Sequence[TreeComponent]) -> None:
         if self.fault is None:
             spans = (s for component in components for s in self._spans((node,), component))
-            event = WriteBackEvent(node.prefix(), node.start, node.end, tuple(spans))
+            event = WriteBackEvent(node.edges(), node.start, node.end, tuple(spans))
             self._call("write_back", lambda: self._hooks.write_back(event), None)
 
     def reset(self) -> None:

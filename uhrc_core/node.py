@@ -100,9 +100,9 @@ class UnifiedTreeNode:
             yield node
             node = node.parent
 
-    def prefix(self) -> RadixKey:
-        """All tokens from the root to the node's end; not of the root. Copies them."""
-        return RadixKey.joined([node.key for node in self.path_to_root()][::-1])
+    def edges(self) -> tuple[RadixKey, ...]:
+        """The keys on the way from the root to this node, which make up its prefix; shared."""
+        return tuple([node.key for node in self.path_to_root()][::-1])
 
     def __repr__(self) -> str:
         return f"<node {self.id} [{self.start}:{self.end}) {self.key.namespace!r}>"

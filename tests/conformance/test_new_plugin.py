@@ -33,7 +33,7 @@ BRINGS = {
 #: The suites of the kit that its tests run, and how many tests they add.
 TESTS: dict[str, tuple[tuple[type, ...], int]] = {
     "component": ((ComponentConformance,), 1),
-    "hicache": ((HostTierConformance, HiCacheConformance), 3),
+    "hicache": ((HostTierConformance, HiCacheConformance), 2),
     "policy": ((ComponentConformance,), 1),
     "recurrent": ((RecurrentBackendConformance,), 0),
 }

@@ -21,6 +21,7 @@ from uhrc_core.params import EvictParams
 from uhrc_core.plugins import installed_plugins
 from uhrc_core.schema import config_schema
 from uhrc_core.specs import HiCacheParams
+from uhrc_core.testing import CopyingTier, PaperPool
 from uhrc_hicache_stub.hooks import RecordingHooks
 from uhrc_hicache_stub.plugin import StubParams
 
@@ -111,6 +112,33 @@ def test_a_tier_learns_the_cache_it_is_made_for(site: FakeSite) -> None:
     }
     assert context.components[FULL].device_pool is pool
     assert context.components[ComponentType.RECURRENT].device_pool is None
+
+
+COPYING = """
+from uhrc_core.hicache import HiCacheSpec
+from uhrc_core.testing import CopyingTier
+
+@hookimpl
+def uhrc_hicache_hooks():
+    return [HiCacheSpec("copying", HiCacheParams, lambda params, context: CopyingTier(context))]
+"""
+
+
+def test_a_tier_that_moves_data_is_not_assembled_without_pools(site: FakeSite) -> None:
+    site.install("uhrc-copying", {"copying": "copying_module"}, COPYING)
+    raw = tables(name="copying")
+    raw["components"]["recurrent"] = {"backend": "kda", "num_slots": 6}
+    message = (
+        "hicache.name: this tier moves data, and the cache was built without the device pools of "
+        "{}; pass them, build_kv_cache(resolved, make_device_pools(resolved)), or leave the "
+        "[hicache] table out"
+    )
+    pools = {"full": PaperPool(64), "recurrent": PaperPool(6)}
+    for given, missing in (({}, "FULL, RECURRENT"), ({"full": pools["full"]}, "RECURRENT")):
+        with pytest.raises(ConfigError) as caught:
+            build_kv_cache(parse_config(raw), given)
+        assert str(caught.value) == message.format(missing)
+    assert isinstance(build_kv_cache(parse_config(raw), pools).hicache.hooks, CopyingTier)
 
 
 def test_a_config_made_in_python() -> None:

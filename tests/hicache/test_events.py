@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -78,6 +79,36 @@ def serve(cache: UnifiedRadixCache, tokens: list[int], extra_key: ExtraKey = Non
     assert admit(cache, req) is not None
     assert run_tokens(cache, req, len(tokens))
     cache.cache_finished_req(req)
+
+
+def chain(cache: UnifiedRadixCache, num_nodes: int) -> None:
+    """A prefix of so many nodes, two tokens each."""
+    for stop in range(2, 2 * num_nodes + 1, 2):
+        serve(cache, list(range(stop)), "lora")
+
+
+def test_an_event_that_is_kept_names_its_prefix_after_the_tree_has_changed() -> None:
+    cache = full_cache()
+    chain(cache, 3)
+    script = tell(cache)
+    cache.evict(EvictParams(num_tokens=6))
+    events = [event for event in script.take() if isinstance(event, WriteBackEvent)]
+    assert len(cache.nodes()) == 1, "nothing is left but the root"
+    assert [event.key for event in events] == [
+        RadixKey(list(range(stop)), "lora") for stop in (6, 4, 2)
+    ]
+
+
+def test_a_long_chain_that_nobody_looks_at_is_evicted_without_copying_it() -> None:
+    cache = full_cache()
+    chain(cache, 4)
+    script = tell(cache)
+    with patch.object(RadixKey, "joined") as joined:
+        cache.evict(EvictParams(num_tokens=8))
+        events = [event for event in script.take() if isinstance(event, WriteBackEvent)]
+        assert [(event.namespace, event.dp_rank) for event in events] == [(("lora", 0), 0)] * 4
+        joined.assert_not_called()
+    assert events[0].key is events[0].key and len(events[0].key) == 8
 
 
 # -- finish --------------------------------------------------------------------------------------

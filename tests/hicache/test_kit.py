@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from uhrc_core.component import HostNeed
 from uhrc_core.hicache import (
+    DeviceSpan,
+    HiCacheComponent,
     HiCacheContext,
     HiCacheEvent,
     HiCacheHooks,
@@ -19,8 +23,10 @@ from uhrc_core.hicache import (
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType
 from uhrc_core.testing.hicache import CACHES, CopyingTier, HiCacheConformance, HostTierConformance
-from uhrc_core.testing.hicache_bench import units_of
+from uhrc_core.testing.hicache_bench import PaperPool, units_of
 from uhrc_hicache_stub.hooks import RecordingHooks
+
+FULL = ComponentType.FULL
 
 
 class TestRecordingHooks(HiCacheConformance):
@@ -31,6 +37,43 @@ class TestRecordingHooks(HiCacheConformance):
 class TestCopyingTier(HostTierConformance):
     def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
         return CopyingTier(context)
+
+
+class SmallTier(CopyingTier):
+    """Has room for 12 pages and states: it drops those that were stored first."""
+
+    def _store(self, event: HiCacheEvent) -> None:
+        super()._store(event)
+        for name in list(self._data)[:-12]:
+            del self._data[name]
+
+
+class TestSmallTier(HiCacheConformance):
+    def make_hooks(self, context: HiCacheContext) -> HiCacheHooks:
+        return SmallTier(context)
+
+
+class CountedDict(dict[Any, Any]):
+    num_looks = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.num_looks += 1
+        return super().__contains__(key)
+
+
+def test_a_lookup_of_a_prefix_that_is_held_in_part_looks_once_at_each_page() -> None:
+    context = HiCacheContext(1, 1, {FULL: HiCacheComponent(1000, device_pool=PaperPool(1000))})
+    tier = CopyingTier(context)
+    held = RadixKey(list(range(500)))
+    span = DeviceSpan(FULL, 0, 500, np.arange(500, dtype=np.int32), None)
+    tier.write_back(WriteBackEvent((held,), 0, 500, (span,)))
+    looks = tier._data = CountedDict(tier._data)
+
+    def needs(stop: int) -> tuple[HostNeed, ...]:
+        return (HostNeed(FULL, 0, stop, stop),)
+
+    assert tier.lookup(HostQuery(RadixKey(list(range(1000))), 0, needs)) == 500
+    assert looks.num_looks == 1000
 
 
 # -- planted faults ------------------------------------------------------------------------------
@@ -104,7 +147,7 @@ class SpillingTier(CopyingTier):
 
     def prefetch(self, event: PrefetchEvent) -> bool:
         done = super().prefetch(event)
-        pool = self._components[ComponentType.FULL].device_pool
+        pool = self._pools[FULL]
         mine = {unit for span in event.spans for unit in units_of(span, event.dp_rank, 72)}
         other = next(unit for unit in range(72) if unit not in mine)
         pool.write([other], ((np.array([12345]),),))
@@ -143,8 +186,28 @@ class OffPageTier(CopyingTier):
         return len(query.key) + 1
 
 
+class TrustingTier(SmallTier):
+    """Takes for granted that what a lookup saw is there when it is asked for."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        for name, units in self._pieces(event):
+            self._pools[name[0]].write(units, self._data[name])
+        return True
+
+
+class PartialTier(SmallTier):
+    """Brings what it still has, and says that this is all."""
+
+    def prefetch(self, event: PrefetchEvent) -> bool:
+        for name, units in self._pieces(event):
+            if name in self._data:
+                self._pools[name[0]].write(units, self._data[name])
+        return True
+
+
 ONE_CACHE = {"FULL": CACHES["FULL"]}
 WITH_STATES = {"FULL and RECURRENT": CACHES["FULL and RECURRENT"]}
+MAKING_ROOM = "test_what_making_room_drops_is_not_brought_back"
 EVICTED = "test_what_was_evicted_is_hit_as_if_it_had_stayed"
 FAULTS = {
     LateTier: (EVICTED, "after it had been freed: take a copy before write_back returns"),
@@ -171,6 +234,15 @@ FAULTS = {
         "lookup claims depth 6, but the tier was never given",
     ),
     MoodyTier: ("test_the_same_calls_get_the_same_answers", "hosts in lockstep would part ways"),
+    TrustingTier: (
+        MAKING_ROOM,
+        r"prefetch raised KeyError\(.*since the lookup, room was made by a write_back: if that "
+        "dropped what lookup saw, prefetch must answer False",
+    ),
+    PartialTier: (
+        MAKING_ROOM,
+        "answered True and did not write there; since the lookup, room was made by a write_back",
+    ),
     OffPageTier: (EVICTED, "lookup raised ValueError: depth 5 must be whole pages"),
 }
 

@@ -47,6 +47,10 @@ _MARKS = {
     _FREED: "what was there after it had been freed: take a copy before write_back returns",
     _AWAITED: "nothing: prefetch answered True and did not write there",
 }
+_MEANWHILE = (
+    "; since the lookup, room was made by a write_back: if that dropped what lookup saw, prefetch "
+    "must answer False"
+)
 
 
 class PaperPool:
@@ -209,11 +213,13 @@ class HookWatch(HiCacheHooks):
         self._page_size = context.page_size
         self._bench = bench
         self._given: set[int] = set()
+        self._meanwhile = ""
         self.problems: list[str] = []
         self.answers: list[int] = []
         self.prefetched: list[PrefetchEvent] = []
 
     def lookup(self, query: HostQuery) -> int:
+        self._meanwhile = ""
         before = self._pools()
         stop = self._hooks.lookup(query)
         self._check_untouched("lookup", before)
@@ -235,7 +241,11 @@ class HookWatch(HiCacheHooks):
         for units, at, _ in self._units(event):
             units[at] = _AWAITED
         before = self._pools()
-        done = self._hooks.prefetch(event)
+        try:
+            done = self._hooks.prefetch(event)
+        except Exception as error:
+            self.problems.append(f"prefetch raised {error!r}{self._meanwhile}")
+            raise
         expected = list(self._units(event))
         if done:
             for units, at, data in expected:
@@ -261,6 +271,7 @@ class HookWatch(HiCacheHooks):
 
     def write_back(self, event: WriteBackEvent) -> None:
         before = self._pools()
+        self._meanwhile = _MEANWHILE
         self._hooks.write_back(event)
         self._check_untouched("write_back", before)
         self._note_given(event)
@@ -295,7 +306,7 @@ class HookWatch(HiCacheHooks):
             return
         data = numbers.data(found)
         said = _MARKS.get(found, "other bytes than it was given") if data is None else str(data)
-        self.problems.append(f"prefetch of {wanted} brought {said}")
+        self.problems.append(f"prefetch of {wanted} brought {said}{self._meanwhile}")
 
     def _elsewhere(self, data: _Data) -> str:
         """If the tier has this under another name, a word about that."""

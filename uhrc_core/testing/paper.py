@@ -144,7 +144,12 @@ class PaperDevice:
         return start if self.window_tokens is None else start + 1 - self.window_tokens
 
     def serve(self, req: PlainRequest) -> None:
-        """A whole request: admit, prefill as its cuts say and publish each piece, finish."""
+        """A whole request, from arrival to `cache_finished_req`."""
+        self.compute(req)
+        self.cache.cache_finished_req(req)
+
+    def compute(self, req: PlainRequest) -> None:
+        """Admit a request, prefill as its cuts say and publish each piece; it stays live."""
         assert self.admit(req), (
             f"{req.rid} was not admitted; the pools are too small for this check"
         )
@@ -154,7 +159,6 @@ class PaperDevice:
             assert stop is not None, f"{req.rid}: the pools are too small for this check"
             self.forward(req, stop)
             self.cache.cache_unfinished_req(req)
-        self.cache.cache_finished_req(req)
 
     # -- checks --------------------------------------------------------------------------------
 
