@@ -11,7 +11,7 @@ from uhrc_core.events import CacheEvent
 from uhrc_core.key import RadixKey
 from uhrc_core.locks import ReceiptBook, Tokens
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import CacheStats, IncLockRefResult
+from uhrc_core.params import CacheStats, EvictParams, IncLockRefResult, InsertParams
 from uhrc_core.pools import PagedIndexAllocator, ReqToTokenPool
 from uhrc_core.request import RequestLifecycle
 
@@ -85,6 +85,19 @@ class BasePrefixCache(RequestLifecycle):
             raise InvalidParamsError(f"kind: this cache has no {kind!r} component; it has {has}")
         component.allocator.ledger.check_rank(dp_rank)
         return component.allocator
+
+    def _check_amounts(self, params: EvictParams) -> None:
+        """Raise `InvalidParamsError` for an unknown rank, or units of a component not here."""
+        for kind in ComponentType:
+            if kind is ComponentType.FULL or params.amount(kind):
+                self._pool(kind, params.dp_rank)
+
+    def _check_kinds(self, params: InsertParams) -> None:
+        """Raise `InvalidParamsError` for data of a component not here."""
+        if params.recurrent_value is not None:
+            self._pool(ComponentType.RECURRENT, params.key.dp_rank)
+        if params.swa_evicted_seqlen:
+            self._pool(ComponentType.SWA, params.key.dp_rank)
 
     def release_early(self, lock: IncLockRefResult, kind: ComponentType) -> None:
         """Give up one component's part of a lock ahead of the rest; once done, does nothing.

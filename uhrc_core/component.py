@@ -235,6 +235,9 @@ class TreeComponent(ABC):
         """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
         return ()
 
+    def check_extend(self, num_tokens: int) -> None:
+        """Raise `InvalidParamsError` if no request may be extended by so many tokens at once."""
+
     @abstractmethod
     def extend_demand(self, state: RequestState, num_tokens: int) -> int:
         """Units that `extend` takes for the request's next ``num_tokens`` tokens."""

@@ -47,6 +47,22 @@ class ReceiptBook:
         Raises:
             ReceiptError: it was redeemed already, is unknown, or was issued for another node.
         """
+        receipt = self._find(node, params)
+        del self._receipts[params.receipt_id]
+        return receipt.tokens
+
+    def take_part(
+        self, node: UnifiedTreeNode, params: DecLockRefParams, index: int
+    ) -> object | None:
+        """Strike one component's token out of a receipt that stays outstanding; returns it."""
+        receipt = self._find(node, params)
+        token = receipt.tokens[index]
+        if token is not None:
+            rest = (*receipt.tokens[:index], None, *receipt.tokens[index + 1 :])
+            self._receipts[params.receipt_id] = _Receipt(node, rest)
+        return token
+
+    def _find(self, node: UnifiedTreeNode, params: DecLockRefParams) -> _Receipt:
         receipt = self._receipts.get(params.receipt_id)
         if receipt is None:
             raise ReceiptError(
@@ -58,14 +74,4 @@ class ReceiptBook:
                 f"receipt {params.receipt_id} was given for {receipt.node}, not for {node}; "
                 "release the node you locked"
             )
-        del self._receipts[params.receipt_id]
-        return receipt.tokens
-
-    def take_part(
-        self, node: UnifiedTreeNode, params: DecLockRefParams, index: int
-    ) -> object | None:
-        """Strike one component's token out of a receipt that stays outstanding; returns it."""
-        tokens = list(self.redeem(node, params))
-        token, tokens[index] = tokens[index], None
-        self._receipts[params.receipt_id] = _Receipt(node, tuple(tokens))
-        return token
+        return receipt

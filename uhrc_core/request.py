@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from uhrc_core.checks import count, integer
@@ -31,7 +32,7 @@ from uhrc_core.params import (
     MatchResult,
 )
 from uhrc_core.pools import ReqToTokenPool
-from uhrc_core.request_state import Request, RequestState
+from uhrc_core.request_state import Request, RequestState, key_of
 
 #: Which field of `EvictParams` asks for a component's units.
 EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
@@ -96,11 +97,11 @@ class RequestLifecycle(ABC):
                 )
 
     def match_req(self, req: Request) -> MatchResult:
-        """The longest reusable prefix of all tokens but the last, which must be computed anyway.
+        """The longest reusable prefix of the request.
 
         Says in ``host_hit_length`` by how much `prefetch_req` could make it longer.
         """
-        params = self._reusable(req)
+        params = self._reusable(key_of(req))
         match = self.match_prefix(params)
         full_len = match.full_hit_length
         match.host_hit_length = self.hicache.lookup(params.key, match.hit_len, full_len)
@@ -111,11 +112,14 @@ class RequestLifecycle(ABC):
 
         ``match`` itself where there is nothing to bring. Call it right before `admit_req`: it may
         evict, and what it brings is not locked.
+
+        Raises:
+            InvalidParamsError: the match is not this request's.
         """
         return match
 
-    def _reusable(self, req: Request) -> MatchPrefixParams:
-        key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
+    def _reusable(self, key: RadixKey) -> MatchPrefixParams:
+        """All tokens but the last, which must be computed anyway."""
         key = key.slice(0, max(len(key) - 1, 0))
         return MatchPrefixParams(key=key, cow_recurrent=True)
 
@@ -128,13 +132,14 @@ class RequestLifecycle(ABC):
                 compute, and what the scheduler keeps back for the requests already running.
 
         Returns:
-            The request's state, or ``None`` when the pools cannot cover it now (nothing changed).
+            The request's state, or ``None`` when the pools cannot cover it now: nobody has lost or
+            gained anything.
 
         Raises:
             RequestError: ``req.rid`` is live already.
             StaleNodeError: the match was evicted meanwhile.
-            InvalidParamsError, InvalidKeyError: the match is not this request's, or one of the
-                request's fields is no such thing.
+            InvalidParamsError, InvalidKeyError: the match is not this request's or leaves nothing
+                to compute, or one of the request's fields is no such thing.
         """
         key = self._check_admission(req, match)
         num_tokens = count("num_tokens", num_tokens)
@@ -163,21 +168,30 @@ class RequestLifecycle(ABC):
         if req.rid in self._live:
             raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
         integer("priority", req.priority)
-        key = RadixKey(req.token_ids, req.extra_key, req.dp_rank)
+        key = key_of(req)
         self.components[0].allocator.ledger.check_rank(key.dp_rank)
         if len(key) > self.req_to_token.max_context_len:
             raise RequestTooLargeError(
                 f"request {req.rid!r} has {len(key)} tokens, max_context_len is "
                 f"{self.req_to_token.max_context_len}"
             )
+        self._check_prefix(req, key, match)
+        for component in self.components:
+            component.check_match(match)
+        return key
+
+    def _check_prefix(self, req: Request, key: RadixKey, match: MatchResult) -> None:
+        """Raise `InvalidParamsError` unless the match is one of these tokens but the last."""
         for part in match.best_match_node.path_to_root():
             if part.key.namespace != key.namespace or not key.starts_with(part.key, part.start):
                 raise InvalidParamsError(
                     f"match: {part} is not a prefix of request {req.rid!r}; match it again"
                 )
-        for component in self.components:
-            component.check_match(match)
-        return key
+        if match.hit_len >= max(len(key), 1):
+            raise InvalidParamsError(
+                f"match: covers all {len(key)} tokens of request {req.rid!r}, and the last must be "
+                "computed; use match_req"
+            )
 
     # -- running -------------------------------------------------------------------------------
 
@@ -194,14 +208,17 @@ class RequestLifecycle(ABC):
                 f"extend_req: {num_tokens} tokens after {start} do not fit max_context_len "
                 f"{self.req_to_token.max_context_len}"
             )
+        for component in self.components:
+            component.check_extend(num_tokens)
         needs = [component.extend_demand(state, num_tokens) for component in self.components]
         if not self._make_room(needs, state.dp_rank):
             return None
-        for number, component in enumerate(self.components):
-            if not component.extend(state, num_tokens):
-                for earlier in self.components[:number]:
-                    earlier.undo_extend(state, num_tokens)
-                return None
+        with ExitStack() as undo:
+            for component in self.components:
+                if not component.extend(state, num_tokens):
+                    return None
+                undo.callback(component.undo_extend, state, num_tokens)
+            undo.pop_all()
         state.allocated_len = start + num_tokens
         return state.indices(start, state.allocated_len)
 
@@ -237,6 +254,11 @@ class RequestLifecycle(ABC):
         needs to have the token.
         """
         state = self.request_state(req.rid)
+        if count("stop", stop) > state.allocated_len:
+            raise InvalidParamsError(
+                f"stop: {stop}, but request {req.rid!r} has indices for {state.allocated_len} "
+                "tokens (extend_req)"
+            )
         found = ((c.kind, c.token_indices(state, stop)) for c in self.components)
         return {kind: indices for kind, indices in found if indices is not None}
 
@@ -270,11 +292,14 @@ class RequestLifecycle(ABC):
     def cache_finished_req(self, req: Request, is_insert: bool = True) -> None:
         """Publish what is computed (unless told not to) and free all the request holds."""
         state = self.request_state(req.rid)
+        result = None
         if is_insert:
             result = self._publish(state, finished=True)
-            self.hicache.write_through(state.lock.node if result is None else result.node)
-        self._leave(state, self.components)
-        del self._live[req.rid]
+        with ExitStack() as leaving:
+            leaving.callback(self._live.pop, req.rid)
+            leaving.callback(self._leave, state, self.components)
+            if is_insert:
+                self.hicache.write_through(state.lock.node if result is None else result.node)
 
     def abort_req(self, req: Request) -> None:
         """Free all the request holds, publish nothing more; right at every step of its life."""
@@ -304,6 +329,7 @@ class RequestLifecycle(ABC):
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
         seqlen = min(state.computed_len, len(state.request.token_ids))
         known = state.key_upto(seqlen)  # raises for a token that is none, before anything changes
+        priority = integer("priority", state.request.priority)
         wishes = [c.publish_demand(state, finished=finished) for c in self.components]
         self._make_room(wishes, state.dp_rank)
         for component in self.components:
@@ -319,7 +345,7 @@ class RequestLifecycle(ABC):
                 key=known.slice(0, seqlen),
                 value=state.indices(0, seqlen),
                 prev_prefix_len=state.protected_len,
-                priority=int(state.request.priority),
+                priority=priority,
                 **fields,
             )
         )

@@ -35,6 +35,11 @@ class Request(Protocol):
     def priority(self) -> int: ...
 
 
+def key_of(req: Request) -> RadixKey:
+    """The key of all its tokens so far; raises `InvalidKeyError` for what can be none."""
+    return RadixKey(req.token_ids, req.extra_key, req.dp_rank)
+
+
 class RequestState:
     """What the cache holds for one live request; owned by the cache, read-only for the engine.
 

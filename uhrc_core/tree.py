@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from uhrc_core import audit
 from uhrc_core.base import BasePrefixCache
+from uhrc_core.checks import count, integer
 from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
@@ -31,7 +33,7 @@ from uhrc_core.params import (
     MatchPrefixParams,
     MatchResult,
 )
-from uhrc_core.request_state import Request
+from uhrc_core.request_state import Request, key_of
 from uhrc_core.walk import TreeWalker, Walk
 
 
@@ -153,10 +155,7 @@ class UnifiedRadixCache(BasePrefixCache):
             )
         new = self.token_allocator.pages(value[prefix_len:length])
         self.token_allocator.ledger.check_held(new, key.dp_rank)
-        if params.recurrent_value is not None:
-            self._pool(ComponentType.RECURRENT, key.dp_rank)
-        if params.swa_evicted_seqlen:
-            self._pool(ComponentType.SWA, key.dp_rank)
+        self._check_kinds(params)
         cuts = set[int]()
         for component in self.components:
             component.check_insert(params)
@@ -241,7 +240,7 @@ class UnifiedRadixCache(BasePrefixCache):
                 return
 
     def _check_node(self, node: UnifiedTreeNode) -> None:
-        if self._nodes.get(node.id) is not node:
+        if not isinstance(node, UnifiedTreeNode) or self._nodes.get(node.id) is not node:
             raise StaleNodeError(
                 f"{node} is not in this cache (evicted, or another cache's); match again"
             )
@@ -255,9 +254,7 @@ class UnifiedRadixCache(BasePrefixCache):
         and the node is deleted. What is locked stays. Answers what was freed, cascades included.
         """
         freed = [0] * len(ComponentType)
-        for kind in ComponentType:
-            if kind is ComponentType.FULL or params.amount(kind):
-                self._pool(kind, params.dp_rank)
+        self._check_amounts(params)
         for component in self._eviction_order:
             pool, queue = component.allocator, component.queues[params.dp_rank]
             amount = params.amount(component.kind)
@@ -267,7 +264,11 @@ class UnifiedRadixCache(BasePrefixCache):
                 victim = queue.pop()
                 if victim is None:
                     break
-                self._evict_from(victim, component, freed)
+                try:
+                    self._evict_from(victim, component, freed)
+                except BaseException:  # an interrupt of a host tier; its faults are contained
+                    component.reconsider(victim)
+                    raise
         self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
         self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
         self._stats.evicted.recurrent_num_evicted += freed[ComponentType.RECURRENT]
@@ -328,14 +329,20 @@ class UnifiedRadixCache(BasePrefixCache):
     def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
         if not match.host_hit_length:
             return match
-        params = self._reusable(req)
+        key = key_of(req)
+        self._check_prefix(req, key, match)
+        priority, params = integer("priority", req.priority), self._reusable(key)
+        stop = match.hit_len + count("host_hit_length", match.host_hit_length)
+        if stop % self.page_size or stop > len(params.key):
+            raise InvalidParamsError(
+                f"match: a hit of {stop} tokens is not one of request {req.rid!r}; match it again"
+            )
         walk = self._walk(params.key)
+        hit = self._use(walk, params)
         # The hit and the FULL data beyond it stay, while room is made for the rest.
-        ends = [*walk.path[: walk.best_count][-1:], *walk.path[-1:]]
-        locks = [self.inc_lock_ref(node) for node in ends]
+        locks = [self.inc_lock_ref(node) for node in (hit.best_match_node, *walk.path[-1:])]
         try:
-            stop = match.hit_len + match.host_hit_length
-            self._load(params.key.slice(0, stop), walk, int(req.priority))
+            self._load(params.key.slice(0, stop), walk, priority)
         finally:
             for lock in locks:
                 self.dec_lock_ref(lock.node, lock.to_dec_params())
@@ -352,22 +359,22 @@ class UnifiedRadixCache(BasePrefixCache):
         held = min(walk.full_len, stop)
         value = _gather([n for end in walk.path[-1:] for n in end.path_to_root()][::-1])[:held]
         taken: list[IndexArray] = []
-        fields: dict[str, Any] = {}
-        for component, need in zip(self.components, needs, strict=True):
-            indices = component.take_for_host(need, value, dp_rank)
-            if indices is None:
-                break
-            taken.append(indices)
-            fields |= component.host_fields(need, indices)
-            if component.kind is ComponentType.FULL:
-                value = np.concatenate([value, indices])
-        if len(taken) == len(needs) and self.hicache.prefetch(key, needs, taken):
-            fields |= {"prev_prefix_len": held, "priority": priority}
+        fields: dict[str, Any] = {"prev_prefix_len": held, "priority": priority}
+        with ExitStack() as undo:
+            for component, need in zip(self.components, needs, strict=True):
+                indices = component.take_for_host(need, value, dp_rank)
+                if indices is None:
+                    return
+                undo.callback(component.allocator.free, indices, dp_rank)
+                taken.append(indices)
+                fields |= component.host_fields(need, indices)
+                if component.kind is ComponentType.FULL:
+                    value = np.concatenate([value, indices])
+            if not self.hicache.prefetch(key, needs, taken):
+                return
             self.insert(InsertParams(key=key, value=value, **fields))
-            self._stats.prefetched_num_tokens += stop - walk.best_len
-            return
-        for component, indices in zip(self.components, taken, strict=False):
-            component.allocator.free(indices, dp_rank)
+            undo.pop_all()
+        self._stats.prefetched_num_tokens += stop - walk.best_len
 
     # -- state ---------------------------------------------------------------------------------
 

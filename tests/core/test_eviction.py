@@ -104,6 +104,7 @@ def test_priority_of_a_longer_prefix_raises_its_ancestors() -> None:
     result = cache.insert(InsertParams(key=RadixKey([1, 1, 2]), value=value, priority=5))
     cache.token_allocator.free(value[: result.prefix_len])
     insert(cache, [3, 3])
+    assert [node.priority for node in cache.nodes()[1:]] == [5, 5, 0]
     cache.evict(EvictParams(num_tokens=1))
     assert known(cache) == {1}
 

@@ -540,7 +540,7 @@ def test_a_rejected_donation_leaves_the_request_what_it_owns_and_no_more() -> No
 
 def test_a_request_that_needs_more_slots_than_there_are_is_refused_with_the_sum() -> None:
     cache = hybrid_cache(page_size=4, num_slots=2, plan=TrackPlan.make(2, 4, 4, 4))
-    with pytest.raises(RequestTooLargeError, match=r"needs 3 RECURRENT units.* has 2"):
+    with pytest.raises(RequestTooLargeError, match=r"needs 4 RECURRENT units.* has 2"):
         cache.check_fits(4)
 
 

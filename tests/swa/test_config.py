@@ -70,6 +70,15 @@ def test_the_window_is_the_models_and_the_chunk_the_schedulers() -> None:
     assert table(MISTRAL, prefix_headroom=0.5).num_tokens == 10 * 208 * 1.5
 
 
+def test_a_pool_sized_by_itself_runs_a_request() -> None:
+    found = resolved(
+        MISTRAL,
+        {"max_requests": 1},
+        components={"full": {"num_tokens": 4096}, "swa": {"prefix_headroom": 0.001}},
+    ).config.components["swa"]
+    assert isinstance(found, SWAParams) and found.num_tokens == 336
+
+
 def test_a_request_never_owns_more_than_its_context() -> None:
     params = table(None, window_tokens=10_000)
     assert params.num_tokens == 10 * 1024 * 2
@@ -90,6 +99,7 @@ def test_without_a_chunk_size_a_forward_may_add_a_whole_prompt() -> None:
         ({"num_tokens": 100}, MISTRAL, "num_tokens = 100: not whole pages"),
         ({"num_tokens": 304}, MISTRAL, "one request of cache.max_context_len = 1024 tokens needs"),
         ({"window_tokens": 0}, None, "window_tokens"),
+        ({"extend_tokens": 63}, MISTRAL, "extend_tokens = 63: a forward adds up to scheduler."),
     ],
 )
 def test_a_wrong_table_is_refused(

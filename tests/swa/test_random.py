@@ -110,7 +110,12 @@ class Program:
     def evict(self) -> None:
         amount = self.random.randint(1, 3) * self.page
         fields = self.random.choice(
-            [{"num_tokens": amount}, {"swa_num_tokens": amount}, {"swa_num_tokens": 10**6}]
+            [
+                {"num_tokens": amount},
+                {"swa_num_tokens": amount},
+                {"swa_num_tokens": amount, "num_tokens": amount},
+                {"swa_num_tokens": 10**6},
+            ]
         )
         self.cache.evict(EvictParams(dp_rank=self.rank(), **fields))
 

@@ -35,6 +35,8 @@ class ChunkCache(RadixCache):
         return 0
 
     def insert(self, params: InsertParams) -> InsertResult:
+        self.token_allocator.ledger.check_rank(params.key.dp_rank)
+        self._check_insert(params, 0)
         return InsertResult(prefix_len=0, inserted_len=0, node=self.nodes()[0])
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:

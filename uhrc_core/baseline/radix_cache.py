@@ -35,10 +35,12 @@ class RadixCache(BasePrefixCache):
     """See `BasePrefixCache`. LRU only; records no events and does not tell evicted from unseen."""
 
     _serves = frozenset({ComponentType.FULL})
+    #: What makes a hit shorter than the tokens that the tree holds.
+    _limit = MissReason.NO_PREFIX
+    _next_id = 1  # not reused after a reset
 
     def _start_empty(self) -> None:
         self._nodes = [UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)]
-        self._next_id = 1
         self._now = 0
         self._stats = CacheStats()
 
@@ -51,16 +53,15 @@ class RadixCache(BasePrefixCache):
         path = [*node.path_to_root()][::-1]
         self._use(path)
         whole = params.key.page_floor(self.page_size)
-        reason = MissReason.NO_PREFIX if hit == known else MissReason.SWA_WINDOW
-        reason = None if hit == whole else reason
-        self._count(params.key, hit, reason)
+        reason = self._limit if hit < known else MissReason.NO_PREFIX
+        self._count(params.key, hit, None if hit == whole else reason)
         return MatchResult(
             device_indices=np.concatenate([np.empty(0, np.int32), *map(_value, path)]),
             last_device_node=node,
             last_host_node=node,
             best_match_node=node,
             full_hit_length=known,
-            miss_reason=reason,
+            miss_reason=None if hit == whole else reason,
         )
 
     def peek_prefix_len(self, key: RadixKey) -> int:
@@ -78,15 +79,9 @@ class RadixCache(BasePrefixCache):
     def insert(self, params: InsertParams) -> InsertResult:
         key, length = params.key, params.key.page_floor(self.page_size)
         path, had = self._find(key)
-        if len(params.value) != len(key):
-            raise InvalidParamsError(f"value: {len(params.value)} indices, {len(key)} tokens")
-        if params.prev_prefix_len % self.page_size or params.prev_prefix_len > had:
-            raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
-        if params.recurrent_value is not None:
-            self._pool(ComponentType.RECURRENT, key.dp_rank)
-        if params.swa_evicted_seqlen:
-            self._pool(ComponentType.SWA, key.dp_rank)
+        self._check_insert(params, had)
         self.token_allocator.adopt(params.value[had:length], key.dp_rank, protected=False)
+        self._cut(path, params, had)
         node = self._ending_at(path, had)
         for end in self._ends(params, length):
             if node.end < end:
@@ -97,6 +92,19 @@ class RadixCache(BasePrefixCache):
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - had
         return InsertResult(prefix_len=had, inserted_len=length, node=node)
+
+    def _check_insert(self, params: InsertParams, had: int) -> None:
+        """Raise for what this cache cannot take; nothing has changed yet."""
+        if len(params.value) != len(params.key):
+            raise InvalidParamsError(
+                f"value: {len(params.value)} indices, {len(params.key)} tokens"
+            )
+        if params.prev_prefix_len % self.page_size or params.prev_prefix_len > had:
+            raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
+        self._check_kinds(params)
+
+    def _cut(self, path: Sequence[UnifiedTreeNode], params: InsertParams, had: int) -> None:
+        """Split what an insert passes through where other data than FULL begins."""
 
     def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
         """Where what an insert adds is cut, its end included."""
@@ -185,12 +193,10 @@ class RadixCache(BasePrefixCache):
                 self.token_allocator.unprotect(len(part.key), part.dp_rank)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        for kind in ComponentType:
-            if kind is ComponentType.FULL or params.amount(kind):
-                self._pool(kind, params.dp_rank)
+        self._check_amounts(params)
         pools = {component.kind: component.allocator for component in self.components}
         before = {kind: pool.available_size(params.dp_rank) for kind, pool in pools.items()}
-        self._evict(params)
+        self._evict(params, before)
         freed = [0] * len(ComponentType)
         for kind, pool in pools.items():
             freed[kind] = pool.available_size(params.dp_rank) - before[kind]
@@ -198,10 +204,11 @@ class RadixCache(BasePrefixCache):
         self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
         return EvictResult(*freed)
 
-    def _evict(self, params: EvictParams) -> None:
+    def _evict(self, params: EvictParams, before: Mapping[ComponentType, int]) -> None:
+        """``before``: what was free when the call began."""
         self._evict_until(
             params,
-            ComponentType.FULL,
+            (ComponentType.FULL, before[ComponentType.FULL]),
             lambda node: node.is_leaf and not _data(node).lock_ref,
             self._remove,
         )
@@ -209,14 +216,15 @@ class RadixCache(BasePrefixCache):
     def _evict_until(
         self,
         params: EvictParams,
-        kind: ComponentType,
+        since: tuple[ComponentType, int],
         may_go: Callable[[UnifiedTreeNode], bool],
         drop: Callable[[UnifiedTreeNode], None],
     ) -> None:
         """Drop the first of the nodes that may go, again and again, until enough is free."""
+        kind, before = since
         pool = self._pool(kind, params.dp_rank)
-        before = 0 if params.shortfall else pool.available_size(params.dp_rank)
-        while params.amount(kind) > pool.available_size(params.dp_rank) - before:
+        counted = 0 if params.shortfall else before
+        while params.amount(kind) > pool.available_size(params.dp_rank) - counted:
             rank = [n for n in self._nodes[1:] if n.dp_rank == params.dp_rank and may_go(n)]
             if not rank:
                 return

@@ -5,13 +5,13 @@ Of the SWA component it uses the pool; what a window means is said here once mor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from uhrc_core.baseline.radix_cache import RadixCache
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.locks import Tokens
 from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import EvictParams, InsertParams, InsertResult
+from uhrc_core.params import EvictParams, InsertParams, InsertResult, MissReason
 from uhrc_core.pools import SWATokenToKVPoolAllocator
 
 
@@ -19,6 +19,7 @@ class SWARadixCache(RadixCache):
     """As `RadixCache`; a node without SWA data is a tombstone, and still holds FULL data."""
 
     _serves = frozenset({ComponentType.FULL, ComponentType.SWA})
+    _limit = MissReason.SWA_WINDOW
 
     @property
     def swa_allocator(self) -> SWATokenToKVPoolAllocator:
@@ -57,16 +58,17 @@ class SWARadixCache(RadixCache):
 
     def insert(self, params: InsertParams) -> InsertResult:
         begin = self._begin(params)
-        self._check_window_data(params, begin)
-        path, had = self._find(params.key)
-        for node in path[1:]:
-            if node.start < begin < min(node.end, had) and _swa(node).value is None:
-                self._split(node, begin)
         result = super().insert(params)
         for node in result.node.path_to_root():
             if node.start >= begin and _swa(node).value is None:
                 self._take(node, params.value[node.start : node.end])
         return result
+
+    def _cut(self, path: Sequence[UnifiedTreeNode], params: InsertParams, had: int) -> None:
+        begin = self._begin(params)
+        for node in path[1:]:
+            if node.start < begin < min(node.end, had) and _swa(node).value is None:
+                self._split(node, begin)
 
     def _begin(self, params: InsertParams) -> int:
         """From which token on an insert brings SWA data."""
@@ -75,14 +77,17 @@ class SWARadixCache(RadixCache):
     def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
         return (min(self._begin(params), length), length)
 
-    def _check_window_data(self, params: InsertParams, begin: int) -> None:
+    def _check_insert(self, params: InsertParams, had: int) -> None:
+        super()._check_insert(params, had)
         if params.swa_evicted_seqlen % self.page_size:
             raise InvalidParamsError(
                 f"swa_evicted_seqlen: {params.swa_evicted_seqlen} is not whole pages"
             )
-        pool, rank = self.swa_allocator, params.key.dp_rank
-        value = params.value[begin : params.key.page_floor(self.page_size)]
-        offered = pool.translate(value, rank)
+        pool, rank, begin = self.swa_allocator, params.key.dp_rank, self._begin(params)
+        value = params.value[: params.key.page_floor(self.page_size)]
+        if (pool.translate(value[params.prev_prefix_len : begin], rank) >= 0).any():
+            raise InvalidIndexError(f"value: some tokens before {begin} have SWA indices")
+        offered = pool.translate(value[begin:], rank)
         if (offered < 0).any():
             raise InvalidIndexError(f"value: not all tokens from {begin} on have SWA indices")
         pool.ledger.check_held(pool.pages(offered), rank)
@@ -101,36 +106,41 @@ class SWARadixCache(RadixCache):
     # -- locks and eviction --------------------------------------------------------------------
 
     def _lock(self, node: UnifiedTreeNode) -> Tokens:
-        """SWA: one window in whole pages and a page; the token is the depth at which they begin."""
-        pool = self.swa_allocator
-        begin = max(node.end - pool.page_ceil(pool.window_tokens) - self.page_size, 0)
-        self._ending_at([self.nodes()[0], *[*node.path_to_root()][::-1]], begin)
+        """SWA: one window in whole pages and a page."""
+        self._ending_at([self.nodes()[0], *[*node.path_to_root()][::-1]], self._kept_from(node))
         (full, _) = super()._lock(node)
-        for part in _from(begin, node):
+        for part in self._kept(node):
             _swa(part).lock_ref += 1
             if _swa(part).lock_ref == 1 and _swa(part).value is not None:
-                pool.protect(len(part.key), part.dp_rank)
-        return (full, begin)
+                self.swa_allocator.protect(len(part.key), part.dp_rank)
+        return (full, True)
 
     def _unlock(self, node: UnifiedTreeNode, tokens: Tokens) -> None:
         super()._unlock(node, tokens)
-        begin = tokens[1]
-        if not isinstance(begin, int):
+        if tokens[1] is None:
             return  # released early
-        for part in _from(begin, node):
+        for part in self._kept(node):
             _swa(part).lock_ref -= 1
             if _swa(part).lock_ref == 0 and _swa(part).value is not None:
                 self.swa_allocator.unprotect(len(part.key), part.dp_rank)
 
-    def _evict(self, params: EvictParams) -> None:
+    def _kept_from(self, node: UnifiedTreeNode) -> int:
+        pool = self.swa_allocator
+        return max(node.end - pool.page_ceil(pool.window_tokens) - self.page_size, 0)
+
+    def _kept(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
+        """The node and its ancestors, as far up as a lock reaches."""
+        return (part for part in node.path_to_root() if part.end > self._kept_from(node))
+
+    def _evict(self, params: EvictParams, before: Mapping[ComponentType, int]) -> None:
         """First SWA data, of internal nodes alone, of leaves with all they hold; then leaves."""
         self._evict_until(
             params,
-            ComponentType.SWA,
+            (ComponentType.SWA, before[ComponentType.SWA]),
             lambda node: _swa(node).value is not None and not _swa(node).lock_ref,
             self._drop_window,
         )
-        super()._evict(params)
+        super()._evict(params, before)
 
     def _victim_order(self, node: UnifiedTreeNode, kind: ComponentType) -> tuple[int, ...]:
         """FULL data at which no hit can end goes first."""
@@ -156,8 +166,3 @@ class SWARadixCache(RadixCache):
 
 def _swa(node: UnifiedTreeNode) -> ComponentData:
     return node.component_data[ComponentType.SWA]
-
-
-def _from(begin: int, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
-    """The node and its ancestors that end beyond ``begin``."""
-    return (part for part in node.path_to_root() if part.end > begin)

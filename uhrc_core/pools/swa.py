@@ -7,8 +7,11 @@ that holds the same tokens, or to none once they have left the window.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 
+from uhrc_core.checks import index_array
 from uhrc_core.errors import InvalidIndexError
 from uhrc_core.node import IndexArray
 from uhrc_core.pools.allocator import PagedIndexAllocator
@@ -21,18 +24,18 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
         num_indices, page_size, dp_size: as `PagedIndexAllocator`; pages are as large as FULL's.
         window_tokens: how many tokens a token attends to, itself included.
 
-    Call `cover` with the size of the FULL pool before anything is allocated.
+    Call `cover` with the FULL pool before anything is allocated. Whoever frees FULL indices first
+    frees what they are mapped to (`free_for`).
     """
 
     def __init__(self, num_indices: int, page_size: int, dp_size: int, window_tokens: int) -> None:
         super().__init__(num_indices, page_size, dp_size)
         self.window_tokens = window_tokens
 
-    def cover(self, num_full_indices: int) -> None:
-        """Make the map one of a FULL pool of ``num_full_indices`` per rank, all unmapped."""
-        self._here: IndexArray = np.full(
-            (self.dp_size, num_full_indices // self.page_size), -1, np.int32
-        )
+    def cover(self, full: PagedIndexAllocator) -> None:
+        """Make the map one from ``full``'s indices, all unmapped."""
+        self._full_pool = full
+        self._here: IndexArray = np.full((self.dp_size, full.ledger.num_pages), -1, np.int32)
         self._full: IndexArray = np.full((self.dp_size, self.ledger.num_pages), -1, np.int32)
 
     def translate(self, full_indices: IndexArray, dp_rank: int = 0) -> IndexArray:
@@ -40,11 +43,14 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
 
         Raises:
             InvalidIndexError: an index is outside the FULL pool.
+            InvalidParamsError: an unknown rank.
         """
+        self.ledger.check_rank(dp_rank)
+        full_indices = index_array(full_indices)
         if not len(full_indices):
             return np.empty(0, np.int32)
         here: IndexArray = self._here[dp_rank]
-        if int(full_indices.min()) < 0 or int(full_indices.max()) >= len(here) * self.page_size:
+        if int(full_indices.max()) >= len(here) * self.page_size:
             raise InvalidIndexError(
                 f"indices: outside the FULL pool's [0, {len(here) * self.page_size})"
             )
@@ -59,15 +65,29 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
         ``None`` when the rank is short.
 
         Raises:
-            InvalidIndexError: one of them is mapped already, or no page of the FULL pool.
+            InvalidIndexError: the caller does not hold one of them, or one is mapped already.
+            InvalidParamsError: an unknown rank.
         """
-        if (self.translate(full_indices, dp_rank) >= 0).any():
-            raise InvalidIndexError("indices: some have an SWA index already")
-        full_pages = self.pages(full_indices)
+        self.ledger.check_rank(dp_rank)
+        full_indices = index_array(full_indices)
+        self._full_pool.ledger.check_held(self.pages(full_indices), dp_rank)
         fresh = self.alloc(len(full_indices), dp_rank)
         if fresh is not None:
-            self._map(full_pages, self.pages(fresh), dp_rank)
+            with ExitStack() as undo:
+                undo.callback(self.free, fresh, dp_rank)
+                self.map(full_indices, fresh, dp_rank)
+                undo.pop_all()
         return fresh
+
+    def map(self, full_indices: IndexArray, indices: IndexArray, dp_rank: int) -> None:
+        """Let FULL indices lead to ``indices``; both fill pages (the last in part).
+
+        Raises:
+            InvalidIndexError: one of them is mapped already.
+        """
+        if (self.translate(full_indices, dp_rank) >= 0).any():
+            raise InvalidIndexError("indices: some have an SWA index already; free it (free_for)")
+        self._map(self.pages(full_indices), self.pages(indices), dp_rank)
 
     def free_for(self, full_indices: IndexArray, dp_rank: int = 0) -> None:
         """Free what FULL indices (whole pages, the last in part) are mapped to, where they are."""

@@ -178,6 +178,10 @@ class RecurrentComponent(TreeComponent):
     def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
         return self.plan.request_owned_slots
 
+    def demand_alone(self, num_tokens: int) -> int:
+        """What it owns, and the snapshot that it is cloned from."""
+        return self.plan.request_owned_slots + 1
+
     def admit_demand(self) -> int:
         return self.plan.request_owned_slots
 

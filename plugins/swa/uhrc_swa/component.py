@@ -12,6 +12,7 @@ tokens are computed, it has no SWA data of its own before ``swa_evicted_seqlen(c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class SWAComponent(TreeComponent):
         super().join(components)
         full = next(peer for peer in components if peer.kind is ComponentType.FULL)
         self._full: PagedIndexAllocator = full.allocator
-        self.swa_allocator.cover(full.allocator.capacity)
+        self.swa_allocator.cover(full.allocator)
 
     def units_at(self, node: UnifiedTreeNode) -> int:
         return len(node.key)
@@ -105,6 +106,13 @@ class SWAComponent(TreeComponent):
                 f"{page_size}"
             )
         start, stop = self._offered_from(params), params.key.page_floor(page_size)
+        before = self._offered(params, params.prev_prefix_len, min(start, stop))
+        if len(before) and int(before.max()) >= 0:
+            at = params.prev_prefix_len + int(before.argmax())
+            raise InvalidIndexError(
+                f"value: token {at} (FULL index {params.value[at]}) has an SWA index, before "
+                f"swa_evicted_seqlen {start}; free it (free_for)"
+            )
         offered = self._offered(params, start, stop)
         if len(offered) and int(offered.min()) < 0:
             at = start + int(offered.argmin())
@@ -153,26 +161,22 @@ class SWAComponent(TreeComponent):
     def lock_from(self, node: UnifiedTreeNode) -> int:
         return self.plan.swa_evicted_seqlen(node.end)
 
-    def acquire(self, node: UnifiedTreeNode) -> int:
-        """Locks what is kept of a sequence that ends here; answers the depth at which it begins.
+    def acquire(self, node: UnifiedTreeNode) -> object:
+        """Locks what is kept of a sequence that ends here.
 
-        A node ends there, and always will: a split puts ends between, it moves none.
+        A node ends where that begins (`lock_from`), and always will: a split moves no end.
         """
-        start = self.lock_from(node)
-        for part in self.locked_by(node, start):
+        for part in self.locked_by(node, True):
             self.lock_one(part)
-        return start
+        return True
 
     def release(self, node: UnifiedTreeNode, token: object) -> None:
         for part in self.locked_by(node, token):
             self.unlock_one(part)
 
     def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
-        assert isinstance(token, int)
-        for part in node.path_to_root():
-            if part.end <= token:
-                return
-            yield part
+        start = self.lock_from(node)
+        return takewhile(lambda part: part.end > start, node.path_to_root())
 
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         data = node.component_data[_SWA]
@@ -186,7 +190,7 @@ class SWAComponent(TreeComponent):
     def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
         """The tokens, or what all windows can grow by if that is less."""
         most = self.plan.request_owned_tokens
-        growth = sum(max(most - len(self.held_by(state)), 0) for state in live)
+        growth = sum(max(most - self._num_owned(state), 0) for state in live)
         return min(self.allocator.page_ceil(num_tokens), most + growth)
 
     def demand_alone(self, num_tokens: int) -> int:
@@ -208,10 +212,20 @@ class SWAComponent(TreeComponent):
         page_ceil = self.allocator.page_ceil
         return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
 
+    def check_extend(self, num_tokens: int) -> None:
+        most = self.plan.extend_tokens
+        if num_tokens > most:
+            raise InvalidParamsError(
+                f"num_tokens: {num_tokens} at once, and window pools are sized for {most}; extend "
+                "in steps, or raise components.swa.extend_tokens"
+            )
+
     def extend(self, state: RequestState, num_tokens: int) -> bool:
-        fresh = self.swa_allocator.alloc_for(self._fresh(state, num_tokens), state.dp_rank)
+        full_indices = self._fresh(state, num_tokens)
+        fresh = self.allocator.alloc(len(full_indices), state.dp_rank)
         if fresh is None:
             return False
+        self.swa_allocator.map(full_indices, fresh, state.dp_rank)
         self.allocator.claim(fresh, state.dp_rank)
         return True
 
@@ -249,6 +263,10 @@ class SWAComponent(TreeComponent):
         start = max(self._evicted_seqlen(state), state.protected_len)
         return state.indices(min(start, stop), stop)
 
+    def _num_owned(self, state: RequestState) -> int:
+        start = max(self._evicted_seqlen(state), state.protected_len)
+        return self.allocator.page_ceil(max(state.allocated_len - start, 0))
+
     def _mapped(self, state: RequestState, full_indices: IndexArray) -> IndexArray:
         return self.swa_allocator.translate(full_indices, state.dp_rank)
 
@@ -284,7 +302,8 @@ class SWAComponent(TreeComponent):
         """The map is what nodes and requests say, and never leads to or from a free page."""
         for node in nodes:
             full, value = node.component_data[ComponentType.FULL].value, self.data(node).value
-            assert full is not None
+            if full is None:
+                continue  # a rule of the tree's own
             mapped = self.swa_allocator.translate(full, node.dp_rank)
             expected = np.full(len(full), -1, np.int32) if value is None else value
             if not np.array_equal(mapped, expected):

@@ -77,6 +77,11 @@ class SWAParams(ComponentParams):
             raise ConfigError(f"window_tokens = {window}: the model's is {windows[0]}")
         cache = config.cache
         chunk = config.scheduler.chunked_prefill_size
+        if self.extend_tokens is not None and self.extend_tokens < (chunk or 0):
+            raise ConfigError(
+                f"extend_tokens = {self.extend_tokens}: a forward adds up to "
+                f"scheduler.chunked_prefill_size = {chunk} tokens; raise it, or leave it out"
+            )
         table = self.model_copy(
             update={
                 "window_tokens": window,
@@ -86,9 +91,10 @@ class SWAParams(ComponentParams):
         if table.num_tokens is None:
             owned = table.plan(cache.page_size).request_owned_tokens
             owned = self._within(cache.page_size, cache.max_context_len, owned)
-            pages = math.ceil(cache.max_requests * owned * (1 + self.prefix_headroom))
+            num_tokens = math.ceil(cache.max_requests * owned * (1 + self.prefix_headroom))
+            least = table.num_units_min(cache.page_size, cache.max_context_len)
             limit = INDEX_MAX // cache.dp_size
-            return table.with_num_units(min(pages, limit), cache.page_size)
+            return table.with_num_units(min(max(num_tokens, least), limit), cache.page_size)
         return table
 
     def _within(self, page_size: int, max_context_len: int, num_tokens: int) -> int:

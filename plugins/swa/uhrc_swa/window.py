@@ -20,7 +20,7 @@ class WindowPlan:
     page_size: int
 
     def swa_evicted_seqlen(self, computed_len: int) -> int:
-        """Whole pages at the start of a sequence that ``computed_len`` tokens have left behind.
+        """Tokens, in whole pages, that a sequence of ``computed_len`` tokens has left behind.
 
         The window and one page are kept, so that the sequence can be hit again both at its last
         page's end and, where its very last token must be computed again, a page earlier.
