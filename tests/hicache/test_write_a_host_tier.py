@@ -70,7 +70,7 @@ def test_the_entry_point_is_what_the_page_says(followed: Site) -> None:
 def test_data_goes_to_the_host_and_back_as_the_page_shows(followed: Site) -> None:
     folder = followed.folder.parent
     assert followed.run(UHRC, "check", "cache.toml", cwd=folder).startswith("ok: ")
-    [shown] = re.findall(r"before and after:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    [shown] = re.findall(r"Before and after:\n\n```\n(.*?)```", PAGE, re.DOTALL)
     assert followed.run(sys.executable, "try_it.py", cwd=folder) == shown
 
 
