@@ -1,8 +1,9 @@
-"""TreeComponent: the contract a component plugin implements; ComponentSpec: how it is declared.
+"""TreeComponent: the contract a component plugin implements.
 
 The tree owns structure (keys, nodes, order of steps); a component owns its values: which nodes it
 accepts in a match, how far a lock reaches, what a split does to its data, and when data is freed.
-The core calls every method through this contract and never asks which component it talks to.
+The core calls every method through this contract; it knows FULL, on which the others rest, and
+never asks which of the others it talks to.
 """
 
 # ruff: noqa: B027 - an empty method here is a default: most components have nothing to do there.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uhrc_core.eviction import CandidateQueue, EvictionPolicy, Rank
@@ -23,13 +23,10 @@ from uhrc_core.params import (
     MatchResult,
     MissReason,
 )
-from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.pools.allocator import PagedIndexAllocator
 
 if TYPE_CHECKING:
-    from uhrc_core.recurrent import RecurrentBackendSpec
     from uhrc_core.request_state import RequestState
-    from uhrc_core.specs import ComponentParams
 
 #: Called with each node of the path in order and how many of its tokens the key matches; answers
 #: whether a hit may end there. One validator serves one walk and may keep state between calls.
@@ -101,6 +98,10 @@ class TreeComponent(ABC):
     @abstractmethod
     def units_at(self, node: UnifiedTreeNode) -> int:
         """How many indices a value at ``node`` has: one per token of the edge, or one slot."""
+
+    def span_start(self, node: UnifiedTreeNode) -> int:
+        """Depth from which on a value at ``node`` stands for tokens. Default: the whole edge."""
+        return node.start
 
     # -- matching -----------------------------------------------------------------------------
 
@@ -238,9 +239,13 @@ class TreeComponent(ABC):
     def check_extend(self, num_tokens: int) -> None:
         """Raise `InvalidParamsError` if no request may be extended by so many tokens at once."""
 
-    @abstractmethod
     def extend_demand(self, state: RequestState, num_tokens: int) -> int:
-        """Units that `extend` takes for the request's next ``num_tokens`` tokens."""
+        """Units that `extend` takes for the request's next ``num_tokens`` tokens.
+
+        Default: a unit a token, in whole pages.
+        """
+        page_ceil = self.allocator.page_ceil
+        return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
 
     @abstractmethod
     def extend(self, state: RequestState, num_tokens: int) -> bool:
@@ -340,6 +345,17 @@ class TreeComponent(ABC):
             peer.rank_changed(node)
         return len(value)
 
+    def split_tokens(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
+        """`split` of a value with an index per token: cut, if there is one; the rest is copied."""
+        above, below = self.data(upper), self.data(lower)
+        if below.value is not None:
+            # Copies: a slice would keep the whole edge's array alive after one half is evicted.
+            above.value = below.value[: len(upper.key)].copy()
+            below.value = below.value[len(upper.key) :].copy()
+        above.lock_ref = below.lock_ref
+        above.last_access_time = below.last_access_time
+        above.hit_count = below.hit_count
+
     def lock_one(self, node: UnifiedTreeNode) -> None:
         data = self.data(node)
         data.lock_ref += 1
@@ -370,45 +386,3 @@ class TreeComponent(ABC):
         """Queue ``node`` anew, if it is queued: a peer's change may have lowered its rank."""
         if self.data(node).queued:
             self.queues[node.dp_rank].push(node)
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentContext:
-    """What a component is built for, resolved from ``[cache]``.
-
-    Attributes:
-        page_size: tokens per page.
-        dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
-        policy: the eviction policy, made once per component.
-        backend: for a RECURRENT component, the backend of the model's recurrent layers.
-    """
-
-    page_size: int
-    dp_size: int
-    policy: EvictionPolicy
-    backend: RecurrentBackendSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentSpec:
-    """A component as a plugin declares it; factories are called only when the config asks.
-
-    Attributes:
-        kind: which slot of a node it fills.
-        name: its table in the config, ``[components.<name>]``.
-        params_model: model of that table.
-        eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0.
-        make_component: control plane, no jax.
-        plan_pool: buffers of the device pool that these layers need; no jax.
-        make_device_pool: the pool of ``plan_pool``'s arguments: device plane, imports jax.
-        kernels: name of each kernel and its implementations.
-    """
-
-    kind: ComponentType
-    name: str
-    params_model: type[ComponentParams]
-    eviction_priority: int
-    make_component: Callable[[Any, ComponentContext], TreeComponent]
-    plan_pool: Callable[[Any, ComponentContext, Sequence[LayerKind]], PoolPlan]
-    make_device_pool: Callable[..., Any]
-    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

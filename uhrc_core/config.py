@@ -20,7 +20,7 @@ class CacheConfig(ConfigTable):
 
     enable_unified_radix_tree: bool = Field(
         default=False,
-        description="Build the unified tree; off builds the plain FULL cache of the baseline.",
+        description="Build the unified tree; off builds a plain one, of FULL or of FULL and SWA.",
     )
     disable_radix_cache: bool = Field(
         default=False, description="Share no prefix at all: every request computes its prompt."

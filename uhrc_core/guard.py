@@ -15,14 +15,11 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from uhrc_core.errors import PluginError, UHRCError
-from uhrc_core.specs import ComponentParams
 
 _REPORT = "; report this to the plugin's author"
 _STRICT = ConfigDict(
     strict=True, arbitrary_types_allowed=True, revalidate_instances="always", defer_build=True
 )
-#: What annotations of records name and their modules import for the type checker alone.
-_NAMES = {"ComponentParams": ComponentParams}
 
 
 @contextmanager
@@ -81,9 +78,7 @@ def mistake_in(value: object, kind: Any) -> str | None:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # In a tuple, because pydantic takes no config for a dataclass itself.
     one_of_it: Any = GenericAlias(tuple, (kind,))
-    adapter = TypeAdapter[Any](one_of_it, config=_STRICT)
-    adapter.rebuild(_types_namespace=_NAMES)
-    return adapter
+    return TypeAdapter[Any](one_of_it, config=_STRICT)
 
 
 def _one_line(error: BaseException) -> str:

@@ -252,8 +252,8 @@ class HiCacheSpec:
     make_hooks: Callable[[Any, HiCacheContext], HiCacheHooks]
 
 
-class NoHiCache:
-    """The null object: no host tier, so nobody is asked or told."""
+class HiCacheCalls:
+    """What a cache calls; here the null object: no host tier, so nobody is asked or told."""
 
     hooks: HiCacheHooks | None = None
     fault: PluginError | None = None
@@ -278,10 +278,10 @@ class NoHiCache:
         """Every prefix is forgotten."""
 
 
-NO_HICACHE = NoHiCache()
+NO_HICACHE = HiCacheCalls()
 
 
-class HiCache(NoHiCache):
+class HiCache(HiCacheCalls):
     """Calls one tier: makes its events, checks its answers, contains its faults.
 
     Attributes:
@@ -363,9 +363,7 @@ class HiCache(NoHiCache):
         for node in path:
             value = component.data(node).value
             if value is not None:
-                is_state = component.kind is ComponentType.RECURRENT
-                start = node.end if is_state else node.start
-                yield self._span(component.kind, start, node.end, value)
+                yield self._span(component.kind, component.span_start(node), node.end, value)
 
     def _joined(self, spans: Iterable[DeviceSpan]) -> Iterable[DeviceSpan]:
         """With spans of tokens that continue each other made one."""
@@ -384,7 +382,7 @@ class HiCache(NoHiCache):
 
     def _span(self, kind: ComponentType, start: int, stop: int, indices: IndexArray) -> DeviceSpan:
         per_unit = self._bytes_per_unit.get(kind)
-        shown = indices.view()
+        shown = indices.copy()  # a tier's own, whatever it does to it
         shown.flags.writeable = False
         size = None if per_unit is None else round(per_unit * len(indices))
         return DeviceSpan(kind, start, stop, shown, size)

@@ -46,12 +46,11 @@ from typing import Any
 
 import pluggy
 
-from uhrc_core.component import ComponentSpec
 from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.plan import LayerKind
 from uhrc_core.recurrent import RecurrentBackendSpec
 from uhrc_core.rules import Rule
-from uhrc_core.specs import CliCommandSpec, ConfigTableSpec, EvictionPolicySpec
+from uhrc_core.specs import CliCommandSpec, ComponentSpec, ConfigTableSpec, EvictionPolicySpec
 
 #: Version of this file: the first number grows when a plugin must change, the second when a hook or
 #: a field with a default is added. It is not the version of any package.

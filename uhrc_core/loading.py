@@ -218,7 +218,7 @@ def _load_named(
         else:
             wanted.append((name, "table", name))
     wanted += [(f"components.{name}", "component", name) for name in components]
-    if tier := _host_tier(raw):
+    if (tier := _host_tier(raw)) is not None:
         wanted.append(("hicache.name", "host tier", tier))
     keys = {name: key for key, _, name in wanted}
     registry, broken = catalog.load_each(keys)

@@ -189,7 +189,8 @@ class IncLockRefResult:
 class CacheStats:
     """Running totals since construction or `reset`; lengths in tokens.
 
-    What a host tier brought back is in ``prefetched_num_tokens`` alone, not in the hits.
+    ``prefetched_num_tokens`` says by how much prefetches from a host tier made hits longer; those
+    tokens are not in the hits, what they brought is in the inserts.
     """
 
     match_count: int = 0

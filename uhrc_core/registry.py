@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from uhrc_core import hookspecs
-from uhrc_core.component import ComponentSpec
 from uhrc_core.config import RESERVED_TABLES
 from uhrc_core.errors import ConfigError, PluginError, UHRCError
 from uhrc_core.guard import mistake_in, plugin_code
@@ -27,6 +26,7 @@ from uhrc_core.recurrent import RecurrentBackendSpec, hybrid_layers
 from uhrc_core.rules import CORE_RULES, Rule
 from uhrc_core.specs import (
     CliCommandSpec,
+    ComponentSpec,
     ConfigTable,
     ConfigTableSpec,
     EvictionPolicySpec,

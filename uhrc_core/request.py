@@ -18,9 +18,9 @@ from typing import Any
 from uhrc_core.checks import count, integer
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
-from uhrc_core.hicache import NO_HICACHE, NoHiCache
+from uhrc_core.hicache import NO_HICACHE, HiCacheCalls
 from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, IndexArray
+from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (
     DecLockRefParams,
     EvictParams,
@@ -44,23 +44,37 @@ class RequestLifecycle(ABC):
     components: Sequence[TreeComponent]
     page_size: int
     req_to_token: ReqToTokenPool
-    hicache: NoHiCache = NO_HICACHE
+    hicache: HiCacheCalls = NO_HICACHE
 
     def __init__(self) -> None:
         self._live: dict[str, RequestState] = {}
 
     @abstractmethod
-    def match_prefix(self, params: MatchPrefixParams) -> MatchResult: ...
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The longest prefix of ``params.key`` that every component can serve; marks it as used."""
+
     @abstractmethod
-    def insert(self, params: InsertParams) -> InsertResult: ...
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Publish a computed prefix: the tree keeps what it has and takes the rest.
+
+        Raises a `CacheError` for what it cannot take; nothing has changed then.
+        """
+
     @abstractmethod
-    def evict(self, params: EvictParams) -> EvictResult: ...
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Reclaim what is not locked, and say how much of each component, cascades included."""
+
     @abstractmethod
-    def inc_lock_ref(self, node: Any) -> IncLockRefResult: ...
+    def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
+        """Keep everything a holder of ``node`` needs; raises `StaleNodeError` if it is gone."""
+
     @abstractmethod
-    def dec_lock_ref(self, node: Any, params: DecLockRefParams) -> None: ...
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
+        """Undo one `inc_lock_ref`; raises `ReceiptError` for a receipt that is not one of it."""
+
     @abstractmethod
-    def release_early(self, lock: IncLockRefResult, kind: ComponentType) -> None: ...
+    def release_early(self, lock: IncLockRefResult, kind: ComponentType) -> None:
+        """Give up one component's part of a lock ahead of the rest."""
 
     # -- arrival -------------------------------------------------------------------------------
 
@@ -364,7 +378,7 @@ class RequestLifecycle(ABC):
         )
 
     def _make_room(self, needs: Sequence[int], dp_rank: int) -> bool:
-        """Evict until every component's need is free; ``False``: it cannot be, nothing evicted."""
+        """Evict until every component's need is free; ``False``: it cannot be."""
         if not self._covers(needs, dp_rank):
             return False
         pools = [component.allocator for component in self.components]

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import InstanceOf
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.eviction import EvictionPolicy
@@ -29,7 +28,7 @@ from uhrc_core.registry import Registry
 from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.rules import PAGED, REUSE, UNIFIED, violations
 from uhrc_core.sizing import PoolSizing
-from uhrc_core.specs import ComponentParams
+from uhrc_core.specs import ComponentContext, ComponentParams, ComponentSpec
 
 _REQUEST_TABLE_MAX = 2**32
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.config import Config
 from uhrc_core.hicache import HiCacheSpec
 from uhrc_core.plan import LayerKind, PoolPlan
-from uhrc_core.specs import ComponentParams
+from uhrc_core.specs import ComponentContext, ComponentParams, ComponentSpec
 
 
 @dataclass(frozen=True, slots=True)

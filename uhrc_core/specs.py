@@ -1,4 +1,4 @@
-"""The records that plugins hand to the core, beside `ComponentSpec`. All of them only declare.
+"""The records that plugins hand to the core. All of them only declare.
 
 A record names something a config can ask for and carries the factory that makes it; the core calls
 the factory when a config asks.
@@ -7,18 +7,21 @@ the factory when a config asks.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
+from uhrc_core.component import TreeComponent
 from uhrc_core.eviction import EvictionPolicy
-from uhrc_core.plan import LayerKind
+from uhrc_core.node import ComponentType
+from uhrc_core.plan import LayerKind, PoolPlan
 
 if TYPE_CHECKING:
     from uhrc_core.config import Config
+    from uhrc_core.recurrent import RecurrentBackendSpec
 
 #: Largest pool or table this library addresses: indices are int32.
 INDEX_MAX = 2**31 - 1
@@ -88,6 +91,48 @@ class HiCacheParams(ConfigTable):
     """Base of the ``[hicache]`` table; a host tier adds its options."""
 
     name: str = Field(description="The host tier that is asked and told; a plugin brings it.")
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentContext:
+    """What a component is built for, resolved from ``[cache]``.
+
+    Attributes:
+        page_size: tokens per page.
+        dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
+        policy: the eviction policy, made once per component.
+        backend: for a RECURRENT component, the backend of the model's recurrent layers.
+    """
+
+    page_size: int
+    dp_size: int
+    policy: EvictionPolicy
+    backend: RecurrentBackendSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentSpec:
+    """A component as a plugin declares it; factories are called only when the config asks.
+
+    Attributes:
+        kind: which slot of a node it fills.
+        name: its table in the config, ``[components.<name>]``.
+        params_model: model of that table.
+        eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0.
+        make_component: control plane, no jax.
+        plan_pool: buffers of the device pool that these layers need; no jax.
+        make_device_pool: the pool of ``plan_pool``'s arguments: device plane, imports jax.
+        kernels: name of each kernel and its implementations.
+    """
+
+    kind: ComponentType
+    name: str
+    params_model: type[ComponentParams]
+    eviction_priority: int
+    make_component: Callable[[Any, ComponentContext], TreeComponent]
+    plan_pool: Callable[[Any, ComponentContext, Sequence[LayerKind]], PoolPlan]
+    make_device_pool: Callable[..., Any]
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 @dataclass(frozen=True, slots=True)

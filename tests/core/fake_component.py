@@ -8,11 +8,10 @@ from typing import Self
 
 from pydantic import Field
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
 from uhrc_core.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
-from uhrc_core.specs import ComponentParams, PositiveInt
+from uhrc_core.specs import ComponentContext, ComponentParams, ComponentSpec, PositiveInt
 from uhrc_full.component import FullComponent
 from uhrc_full.plugin import make_component
 

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 HEADER = """
-from uhrc_core.component import ComponentSpec
+from uhrc_core.specs import ComponentSpec
 from uhrc_core.hookspecs import hookimpl
 from uhrc_core.rules import rule
 from uhrc_core.specs import *

@@ -120,7 +120,9 @@ def test_nothing_in_the_core_or_its_plugins_names_it() -> None:
     for folder in ("uhrc_core", "plugins", "engine"):
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text(encoding="utf-8").lower()
-            assert not {"mamba2", "bamba", "granitemoehybrid"} & {*text.replace("_", " ").split()}, file
+            assert not {"mamba2", "bamba", "granitemoehybrid"} & {
+                *text.replace("_", " ").split()
+            }, file
             assert "uhrc_mamba2" not in text, file
 
 

@@ -154,6 +154,11 @@ def test_a_config_made_in_python() -> None:
 # -- what is wrong with it -----------------------------------------------------------------------
 
 
+def test_an_empty_name_names_no_tier() -> None:
+    with pytest.raises(PluginError, match=r"hicache\.name: plugin '' is not installed"):
+        parse_config(tables(name=""))
+
+
 def test_unknown_names_and_options_are_named() -> None:
     with pytest.raises(PluginError) as caught:
         parse_config(tables(name="stubb"))

@@ -15,13 +15,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.component import ComponentContext
 from uhrc_core.eviction import LRU
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
 from uhrc_core.plugins import installed_plugins
 from uhrc_core.recurrent import MODEL_DTYPE, RecurrentBackendSpec
-from uhrc_core.specs import ConfigTable
+from uhrc_core.specs import ComponentContext, ConfigTable
 from uhrc_core.testing.compare import Array, State, choose
 
 ROWS = 4

@@ -44,14 +44,7 @@ class FullComponent(TreeComponent):
             touch(node.component_data[_FULL], now, hit=True)
 
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
-        above, below = upper.component_data[_FULL], lower.component_data[_FULL]
-        assert below.value is not None
-        # Copies: a slice would keep the whole edge's array alive after one half is evicted.
-        above.value = below.value[: len(upper.key)].copy()
-        below.value = below.value[len(upper.key) :].copy()
-        above.lock_ref = below.lock_ref
-        above.last_access_time = below.last_access_time
-        above.hit_count = below.hit_count
+        self.split_tokens(upper, lower)
 
     def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
         self.store(node, params.value[node.start : node.end], now)
@@ -79,10 +72,6 @@ class FullComponent(TreeComponent):
 
     def token_indices(self, state: RequestState, stop: int) -> IndexArray:
         return state.indices(0, stop)
-
-    def extend_demand(self, state: RequestState, num_tokens: int) -> int:
-        page_ceil = self.allocator.page_ceil
-        return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
 
     def extend(self, state: RequestState, num_tokens: int) -> bool:
         start = state.allocated_len

@@ -1,4 +1,4 @@
-"""FullParams: the table ``[components.full]``."""
+"""FullParams: the table ``[components.full]``; KVPoolParams: what any pool of KV says."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pydantic import Field
 from uhrc_core.specs import ComponentParams, PositiveInt
 
 
-class FullParams(ComponentParams):
-    """The KV pool of the full-attention layers."""
+class KVPoolParams(ComponentParams):
+    """A pool with a place per token."""
 
     size_key = "num_tokens"
 
-    attention: Literal["mha", "gqa", "mla"] | None = Field(
-        default=None, description="Kind of attention; checked against the model if both are given."
-    )
     num_tokens: PositiveInt | None = Field(
         default=None, description="Pool size per dp rank; unset: sized from [memory]."
     )
@@ -33,6 +30,14 @@ class FullParams(ComponentParams):
 
     def with_num_units(self, num_units: int, page_size: int) -> Self:
         return self.model_copy(update={"num_tokens": num_units - num_units % page_size})
+
+
+class FullParams(KVPoolParams):
+    """The KV pool of the full-attention layers."""
+
+    attention: Literal["mha", "gqa", "mla"] | None = Field(
+        default=None, description="Kind of attention; checked against the model if both are given."
+    )
 
     def num_units_min(self, page_size: int, max_context_len: int) -> int:
         return -(-max_context_len // page_size) * page_size

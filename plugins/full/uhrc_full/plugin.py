@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.errors import ConfigError
 from uhrc_core.hookspecs import hookimpl
 from uhrc_core.node import ComponentType
-from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from uhrc_core.specs import ComponentContext, ComponentSpec
 from uhrc_full import layout
 from uhrc_full.model_layers import attention_of, full_layers
 from uhrc_full.params import FullParams
+from uhrc_full.planning import buffers_of, lay_out
 
 if TYPE_CHECKING:
     from uhrc_full.component import FullComponent
@@ -68,12 +69,7 @@ def plan_pool(
     params: FullParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> PoolPlan:
     """The buffers of the KV pool. Raises ConfigError when ``attention`` is not the model's."""
-    plan = _layout(params, context, layers)
-    buffers = (
-        BufferPlan(f"layer{spec.layer}.{spec.name}", spec.shape, spec.dtype)
-        for spec in plan.buffers
-    )
-    return PoolPlan(tuple(buffers), plan.num_tokens)
+    return buffers_of(_layout(params, context, layers))
 
 
 def make_device_pool(
@@ -91,15 +87,7 @@ def _layout(
     seen = sorted({attention_of(layer) for layer in layers})
     if params.attention is not None and seen != [params.attention]:
         raise ConfigError(f"attention = {params.attention!r}: the model has {', '.join(seen)}")
-    assert params.num_tokens is not None
-    return layout.plan_pool(
-        [_shape(layer) for layer in layers],
-        page_size=context.page_size,
-        num_tokens=params.num_tokens,
-        dp_size=context.dp_size,
-        dtype=params.dtype,
-        platform=params.platform,
-    )
+    return lay_out([_shape(layer) for layer in layers], params, context)
 
 
 def _shape(layer: LayerKind) -> layout.LayerShape:

@@ -83,6 +83,10 @@ class RecurrentComponent(TreeComponent):
     def units_at(self, node: UnifiedTreeNode) -> int:
         return 1
 
+    def span_start(self, node: UnifiedTreeNode) -> int:
+        """A state stands for no token, but for a position: the node's end."""
+        return node.end
+
     # -- matching ------------------------------------------------------------------------------
 
     def match_validator(self) -> MatchValidator:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.errors import ConfigError
 from uhrc_core.hookspecs import hookimpl
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
 from uhrc_core.recurrent import RecurrentBackendSpec
+from uhrc_core.specs import ComponentContext, ComponentSpec
 from uhrc_recurrent import layout
 from uhrc_recurrent.backends import BUILTIN_BACKENDS
 from uhrc_recurrent.params import RecurrentParams

@@ -88,14 +88,7 @@ class SWAComponent(TreeComponent):
     # -- structure -----------------------------------------------------------------------------
 
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
-        above, below = self.data(upper), self.data(lower)
-        if below.value is not None:
-            # Copies: a slice would keep the whole edge's array alive.
-            above.value = below.value[: len(upper.key)].copy()
-            below.value = below.value[len(upper.key) :].copy()
-        above.lock_ref = below.lock_ref
-        above.last_access_time = below.last_access_time
-        above.hit_count = below.hit_count
+        self.split_tokens(upper, lower)
         self.reconsider(upper)
 
     def check_insert(self, params: InsertParams) -> None:
@@ -207,10 +200,6 @@ class SWAComponent(TreeComponent):
 
     def _evicted_seqlen(self, state: RequestState) -> int:
         return self.plan.swa_evicted_seqlen(state.computed_len)
-
-    def extend_demand(self, state: RequestState, num_tokens: int) -> int:
-        page_ceil = self.allocator.page_ceil
-        return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
 
     def check_extend(self, num_tokens: int) -> None:
         most = self.plan.extend_tokens

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.plan import LayerKind
-from uhrc_core.specs import INDEX_MAX, ComponentParams, PositiveInt
+from uhrc_core.specs import INDEX_MAX, PositiveInt
+from uhrc_full.params import KVPoolParams
 from uhrc_swa.window import WindowPlan
 
 
-class SWAParams(ComponentParams):
+class SWAParams(KVPoolParams):
     """The KV pool of the sliding-window layers."""
 
-    size_key = "num_tokens"
     size_advice = "raise it, or lower scheduler.chunked_prefill_size"
 
     window_tokens: PositiveInt | None = Field(
@@ -40,24 +40,11 @@ class SWAParams(ComponentParams):
         description="Most tokens one forward adds to a request; unset: "
         "scheduler.chunked_prefill_size, else cache.max_context_len.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Type of the cached values."
-    )
-    platform: Literal["cpu", "gpu", "tpu"] = Field(
-        default="cpu", description="Whose physical layout the pool has; a TPU pads small heads."
-    )
 
     def plan(self, page_size: int) -> WindowPlan:
         """What a window takes; of a settled table."""
         assert self.window_tokens is not None and self.extend_tokens is not None
         return WindowPlan(self.window_tokens, self.extend_tokens, page_size)
-
-    @property
-    def num_units(self) -> int | None:
-        return self.num_tokens
-
-    def with_num_units(self, num_units: int, page_size: int) -> Self:
-        return self.model_copy(update={"num_tokens": num_units - num_units % page_size})
 
     def num_units_min(self, page_size: int, max_context_len: int) -> int:
         """What one request owns, and the window it has locked in the tree."""

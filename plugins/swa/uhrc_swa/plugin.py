@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.component import ComponentContext, ComponentSpec
 from uhrc_core.hookspecs import hookimpl
 from uhrc_core.node import ComponentType
-from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.plan import LayerKind, PoolPlan
 from uhrc_core.pools import SWATokenToKVPoolAllocator
+from uhrc_core.specs import ComponentContext, ComponentSpec
 from uhrc_full import layout
+from uhrc_full.planning import buffers_of, lay_out
 from uhrc_swa.model_layers import window_layers
 from uhrc_swa.params import SWAParams
 
@@ -61,12 +62,7 @@ def plan_pool(
     params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> PoolPlan:
     """The buffers of the KV pool of the window layers."""
-    plan = _layout(params, context, layers)
-    buffers = (
-        BufferPlan(f"layer{spec.layer}.{spec.name}", spec.shape, spec.dtype)
-        for spec in plan.buffers
-    )
-    return PoolPlan(tuple(buffers), plan.num_tokens)
+    return buffers_of(_layout(params, context, layers))
 
 
 def make_device_pool(
@@ -81,12 +77,7 @@ def make_device_pool(
 def _layout(
     params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> layout.PoolPlan:
-    assert params.num_tokens is not None
-    return layout.plan_pool(
-        [layout.GQAShape(layer.shape["num_kv_heads"], layer.shape["head_dim"]) for layer in layers],
-        page_size=context.page_size,
-        num_tokens=params.num_tokens,
-        dp_size=context.dp_size,
-        dtype=params.dtype,
-        platform=params.platform,
-    )
+    shapes = [
+        layout.GQAShape(layer.shape["num_kv_heads"], layer.shape["head_dim"]) for layer in layers
+    ]
+    return lay_out(shapes, params, context)
