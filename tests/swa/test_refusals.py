@@ -124,6 +124,21 @@ def test_window_data_for_the_trees_indices_or_twice() -> None:
     cache.check_invariants()
 
 
+def test_full_indices_that_were_freed_while_they_were_mapped() -> None:
+    """A caller's mistake costs the caller's window data, and leads nobody else anywhere."""
+    cache = window_cache(SMALL)
+    device, pool = WindowDevice(cache), swa_of(cache).swa_allocator
+    value = np.array(take(cache, 4), np.int32)
+    lost = pool.translate(value)
+    cache.token_allocator.free(value)
+    req = PlainRequest("r", list(range(100, 108)))
+    assert device.admit(req) is not None and device.prefill(req)
+    pool.free(lost)
+    assert device.decode(req, [1, 2])
+    cache.cache_finished_req(req)
+    device.check()
+
+
 def test_more_tokens_at_once_than_window_pools_are_sized_for() -> None:
     cache = window_cache(SMALL)
     req = PlainRequest("r", list(range(12)))

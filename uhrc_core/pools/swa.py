@@ -7,8 +7,6 @@ that holds the same tokens, or to none once they have left the window.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import numpy as np
 
 from uhrc_core.checks import index_array
@@ -68,26 +66,19 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
             InvalidIndexError: the caller does not hold one of them, or one is mapped already.
             InvalidParamsError: an unknown rank.
         """
-        self.ledger.check_rank(dp_rank)
-        full_indices = index_array(full_indices)
-        self._full_pool.ledger.check_held(self.pages(full_indices), dp_rank)
-        fresh = self.alloc(len(full_indices), dp_rank)
-        if fresh is not None:
-            with ExitStack() as undo:
-                undo.callback(self.free, fresh, dp_rank)
-                self.map(full_indices, fresh, dp_rank)
-                undo.pop_all()
-        return fresh
-
-    def map(self, full_indices: IndexArray, indices: IndexArray, dp_rank: int) -> None:
-        """Let FULL indices lead to ``indices``; both fill pages (the last in part).
-
-        Raises:
-            InvalidIndexError: one of them is mapped already.
-        """
         if (self.translate(full_indices, dp_rank) >= 0).any():
             raise InvalidIndexError("indices: some have an SWA index already; free it (free_for)")
-        self._map(self.pages(full_indices), self.pages(indices), dp_rank)
+        full_indices = index_array(full_indices)
+        self._full_pool.ledger.check_held(self.pages(full_indices), dp_rank)
+        return self.alloc_for_fresh(full_indices, dp_rank)
+
+    def alloc_for_fresh(self, full_indices: IndexArray, dp_rank: int) -> IndexArray | None:
+        """As `alloc_for`, for FULL indices allocated just now: if somebody has freed them without
+        what they were mapped to, that mapping is forgotten."""
+        fresh = self.alloc(len(full_indices), dp_rank)
+        if fresh is not None:
+            self._map(self.pages(full_indices), self.pages(fresh), dp_rank)
+        return fresh
 
     def free_for(self, full_indices: IndexArray, dp_rank: int = 0) -> None:
         """Free what FULL indices (whole pages, the last in part) are mapped to, where they are."""
@@ -127,5 +118,6 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
     def _unmap(self, indices: IndexArray, dp_rank: int) -> None:
         pages = self.pages(indices)
         full_pages = self._full[dp_rank][pages]
-        self._here[dp_rank][full_pages[full_pages >= 0]] = -1
+        led_here = (full_pages >= 0) & (self._here[dp_rank][full_pages] == pages)
+        self._here[dp_rank][full_pages[led_here]] = -1
         self._full[dp_rank][pages] = -1

@@ -210,11 +210,9 @@ class SWAComponent(TreeComponent):
             )
 
     def extend(self, state: RequestState, num_tokens: int) -> bool:
-        full_indices = self._fresh(state, num_tokens)
-        fresh = self.allocator.alloc(len(full_indices), state.dp_rank)
+        fresh = self.swa_allocator.alloc_for_fresh(self._fresh(state, num_tokens), state.dp_rank)
         if fresh is None:
             return False
-        self.swa_allocator.map(full_indices, fresh, state.dp_rank)
         self.allocator.claim(fresh, state.dp_rank)
         return True
 
