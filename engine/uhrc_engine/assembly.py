@@ -122,24 +122,23 @@ def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
     Raises ConfigError when they disagree on how many layers keep what, or on the window that each
     has. Where in the model a pool's layers are does not matter to it.
     """
-    planned = {
-        _pool_of(part): Counter(layer.shape.get("window_tokens") for layer in part.layers)
+    planned = Counter(
+        _layer_label(_pool_of(part), layer.shape.get("window_tokens"))
         for part in resolved.components
-        if part.layers
-    }
-    wanted: dict[str, Counter[int | None]] = {}
-    for cache in model.layer_caches:
-        wanted.setdefault(cache.component, Counter())[cache.window_tokens] += 1
+        for layer in part.layers
+    )
+    wanted = Counter(
+        _layer_label(cache.component, cache.window_tokens) for cache in model.layer_caches
+    )
     if planned != wanted:
         raise ConfigError(
-            f"components: the plugins plan layers {_summary(planned)}, the model has "
-            f"{_summary(wanted)}; one of them reads the model's config.json wrongly"
+            f"components: the plugins plan layers {dict(planned)}, the model has {dict(wanted)}; "
+            "one of them reads the model's config.json wrongly"
         )
 
 
-def _summary(pools: Mapping[str, Counter[int | None]]) -> str:
-    """By pool, how many layers have which window."""
-    return str({pool: dict(counts) for pool, counts in sorted(pools.items())})
+def _layer_label(pool: str, window_tokens: int | None) -> str:
+    return pool if window_tokens is None else f"{pool} of {window_tokens} tokens"
 
 
 def _pool_of(part: ResolvedComponent) -> str:

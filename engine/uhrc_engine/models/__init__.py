@@ -1,8 +1,9 @@
 """Model families, found by the `architectures` or `model_type` of a Hugging Face config.
 
-Another distribution adds a family through the entry-point group `uhrc.models`: the entry point's
-name is the architecture (or model_type) and its value the `Model` subclass. Nothing of it is
-imported before a config asks for it.
+A distribution, this one among them, brings a family through the entry-point group `uhrc.models`:
+the entry point's name is the architecture (or model_type), its value the `Model` subclass. Nothing
+of it is imported before a config asks for it, so a family whose plugin is not installed costs the
+others nothing.
 """
 
 from __future__ import annotations
@@ -19,23 +20,6 @@ from uhrc_engine.models.errors import UnsupportedModelError
 ENTRY_POINT_GROUP = "uhrc.models"
 
 
-def _built_in() -> dict[str, type[Model]]:
-    from uhrc_engine.models.bailing import Bailing
-    from uhrc_engine.models.deepseek_v2 import DeepseekV2
-    from uhrc_engine.models.gemma3 import Gemma3
-    from uhrc_engine.models.gpt_oss import GptOss
-    from uhrc_engine.models.kimi_linear import KimiLinear
-    from uhrc_engine.models.llama import Llama, Mistral, Qwen2, Qwen3
-    from uhrc_engine.models.minimax import MiniMax
-    from uhrc_engine.models.qwen3_next import Qwen3Next
-
-    dense = (Llama, Mistral, Qwen2, Qwen3, DeepseekV2)
-    windowed = (Gemma3, GptOss)
-    hybrid = (Qwen3Next, KimiLinear, MiniMax, Bailing)
-    families = (*dense, *windowed, *hybrid)
-    return {name: family for family in families for name in family.architectures}
-
-
 def model_from_config(config: Mapping[str, Any]) -> Model:
     """The model a parsed config.json describes; the first known name of `architectures`, then
     `model_type`, decides.
@@ -43,18 +27,15 @@ def model_from_config(config: Mapping[str, Any]) -> Model:
     Raises UnsupportedModelError saying what was seen and what exists; PluginError when the class is
     of another distribution and does not import, or two distributions claim its name.
     """
-    built_in = _built_in()
     installed = entry_points(group=ENTRY_POINT_GROUP)
     seen = [*(config.get("architectures") or ()), config.get("model_type")]
     for name in seen:
-        if name in built_in:
-            return built_in[name].from_hf_config(config)
         if name in installed.names:
             return _load(*installed.select(name=name)).from_hf_config(config)
     raise UnsupportedModelError(
         f"no model class for architectures = {config.get('architectures')!r}, "
         f"model_type = {config.get('model_type')!r}; there are: "
-        f"{', '.join(sorted({*built_in, *installed.names}))} "
+        f"{', '.join(sorted(installed.names))} "
         f"(entry-point group {ENTRY_POINT_GROUP!r})"
     )
 

@@ -30,12 +30,6 @@ ROPE_THETA = 6_000_000.0
 class Bailing(HybridDecoder):
     """What Ling 2.5 and 3.0 share; `from_hf_config` gives the one the config is of."""
 
-    architectures: ClassVar[tuple[str, ...]] = (
-        "BailingMoeV2_5ForCausalLM",
-        "BailingMoeV3ForCausalLM",
-        "BailingHybridForCausalLM",
-        "bailing_hybrid",
-    )
     backend: ClassVar[RecurrentBackendSpec] = backends.KDA
     """Of the recurrent layers."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,9 +189,6 @@ class LayerCache:
 
 class Model(ABC):
     """A causal language model as pure functions over a params pytree. Holds no array itself."""
-
-    architectures: ClassVar[tuple[str, ...]] = ()
-    """The HF `architectures` / `model_type` names this class loads."""
 
     vocab_size: int
     """Tokens in the vocabulary = width of the logits."""

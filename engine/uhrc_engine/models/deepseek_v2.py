@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -30,8 +30,6 @@ class MoEDims:
 
 class DeepseekV2(Decoder):
     """DeepseekV2ForCausalLM with greedy top-k routing."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("DeepseekV2ForCausalLM", "deepseek_v2")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

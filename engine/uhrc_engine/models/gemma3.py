@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +46,6 @@ class Gemma3(Decoder):
 
     Norms store their distance from 1, and stand before and after each sublayer.
     """
-
-    architectures: ClassVar[tuple[str, ...]] = (
-        "Gemma3ForCausalLM",
-        "Gemma3ForConditionalGeneration",
-        "gemma3",
-        "gemma3_text",
-    )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """config: the language model's, with nothing left out. Use `from_hf_config`."""

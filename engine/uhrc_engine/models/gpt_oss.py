@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,6 @@ class ClampedSwiGLU:
 
 class GptOss(Decoder):
     """GptOssForCausalLM, with experts in MXFP4 as published or as plain tensors."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM", "gpt_oss")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

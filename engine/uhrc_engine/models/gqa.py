@@ -15,7 +15,6 @@ from uhrc_engine.models.errors import UnsupportedModelError
 from uhrc_engine.models.rope import CosSin, rotate
 from uhrc_full.kernels.attention import paged_attention
 from uhrc_full.layout import GQAShape
-from uhrc_swa.kernels.window_attention import window_attention
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
 
@@ -133,6 +132,8 @@ def gqa_attend(
     if window is None:
         attended = paged_attention(*view, scale=scale, sinks=sinks)
     else:
+        from uhrc_swa.kernels.window_attention import window_attention  # what no other model needs
+
         attended = window_attention(*view, scale=scale, window_tokens=window, sinks=sinks)
     return attended.reshape(*q.shape[:2], -1), cache
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import jax
 
@@ -18,8 +18,6 @@ from uhrc_recurrent.backends import KDAParams
 
 class KimiLinear(HybridDecoder):
     """KimiLinearForCausalLM, with the published config or the one transformers writes."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("KimiLinearForCausalLM", "kimi_linear")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

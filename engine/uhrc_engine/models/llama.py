@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -17,8 +17,6 @@ from uhrc_engine.models.rope import CosSin, rope_from_config
 
 class Llama(Decoder):
     """LlamaForCausalLM: every layer is full."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "llama")
 
     def __init__(self, config: Mapping[str, Any], windows: Sequence[int | None]) -> None:
         """windows: each layer's, as `layer_windows`. Use `from_hf_config`."""
@@ -60,8 +58,6 @@ class Llama(Decoder):
 class Mistral(Llama):
     """MistralForCausalLM: every layer has the window, if the config has one."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("MistralForCausalLM", "mistral")
-
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Mistral:
         """Reads config.json. Raises UnsupportedModelError for another activation."""
@@ -72,8 +68,6 @@ class Mistral(Llama):
 class Qwen2(Llama):
     """Qwen2ForCausalLM: biases on q, k and v; the later layers may have a window."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM", "qwen2")
-
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Qwen2:
         """Reads config.json. Raises UnsupportedModelError for another activation."""
@@ -83,8 +77,6 @@ class Qwen2(Llama):
 
 class Qwen3(Qwen2):
     """Qwen3ForCausalLM: queries and keys are normed, and nothing has a bias."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM", "qwen3")
 
     def _load_mixer(self, tensors: TensorReader, index: int, prefix: str, dtype: Any) -> Params:
         mixer = super()._load_mixer(tensors, index, prefix, dtype)

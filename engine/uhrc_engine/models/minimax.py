@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +35,6 @@ class MiniMax(HybridDecoder):
 
     Residuals are taken after the norm: y = norm(x); x = alpha y + beta sublayer(y).
     """
-
-    architectures: ClassVar[tuple[str, ...]] = (
-        "MiniMaxForCausalLM",
-        "MiniMaxText01ForCausalLM",
-        "MiniMaxM1ForCausalLM",
-        "minimax",
-        "minimax_text_01",
-        "minimax_m1",
-    )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

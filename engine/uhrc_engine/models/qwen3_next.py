@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import jax
 
@@ -25,19 +25,6 @@ ROTATED = 0.25
 class Qwen3Next(HybridDecoder):
     """Qwen3NextForCausalLM; Qwen3.5 dense and MoE, alone or inside the multimodal model (of which
     only the text part is loaded). Norms store their distance from 1."""
-
-    architectures: ClassVar[tuple[str, ...]] = (
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration",
-        "qwen3_next",
-        "qwen3_5",
-        "qwen3_5_text",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-    )
 
     def __init__(self, hf_config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

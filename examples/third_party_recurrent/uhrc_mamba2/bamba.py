@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -20,8 +20,6 @@ ROTATED = 0.5
 
 class Bamba(Mamba2Decoder):
     """BambaForCausalLM."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("BambaForCausalLM", "bamba")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""

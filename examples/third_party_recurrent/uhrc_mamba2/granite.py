@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -21,8 +21,6 @@ class GraniteMoeHybrid(Mamba2Decoder):
 
     Embeddings, residuals, scores and logits are scaled by factors of the config.
     """
-
-    architectures: ClassVar[tuple[str, ...]] = ("GraniteMoeHybridForCausalLM", "granitemoehybrid")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Use `from_hf_config`."""
