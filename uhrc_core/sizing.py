@@ -84,8 +84,8 @@ class PoolSizing:
             return part
         if num_units < num_min:
             self.problems.append(
-                f"memory.hbm_bytes = {self._hbm_bytes}: leaves {num_bytes} bytes for "
-                f"{part.key}, where one request of cache.max_context_len = "
+                f"memory.hbm_bytes = {self._hbm_bytes}: the other pools leave {num_bytes} bytes "
+                f"for {part.key}, where one request of cache.max_context_len = "
                 f"{self._cache.max_context_len} tokens needs {bytes_min}; "
                 f"{part.params.size_advice}"
             )

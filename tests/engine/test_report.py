@@ -62,7 +62,7 @@ def test_the_window_pool_is_reported_where_there_is_one() -> None:
     run = summarize("m", "radix", talks, STATS)
     assert (run.window_evicted_tokens, run.window_tokens_peak) == (1600, 96)
     printed = _printed(Comparison((run,), (talks,), [["a"]]))
-    for name, figure in (("evicted from windows", "1,600"), ("window tokens, peak", "96")):
+    for name, figure in (("window tokens evicted", "1,600"), ("window pool, at most", "96")):
         [line] = [line for line in printed.splitlines() if name in line]
         assert figure in line
     plain = summarize("m", "radix", talks, replace(STATS, window_tokens_peak=0))

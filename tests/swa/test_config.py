@@ -53,7 +53,7 @@ def resolved(
 
 
 def table(model: dict[str, Any] | None, **keys: Any) -> SWAParams:
-    components = {"full": {"num_tokens": 4096}, "swa": keys}
+    components = {"full": {"num_tokens": 65536}, "swa": keys}
     params = resolved(model, components=components).config.components["swa"]
     assert isinstance(params, SWAParams)
     return params
@@ -70,11 +70,22 @@ def test_the_window_is_the_models_and_the_chunk_the_schedulers() -> None:
     assert table(MISTRAL, prefix_headroom=0.5).num_tokens == 10 * 208 * 1.5
 
 
+def test_a_pool_sized_by_itself_has_no_more_tokens_than_full() -> None:
+    components = {"full": {"num_tokens": 2048}, "swa": {"window_tokens": 600}}
+    found = resolved(None, components=components).config.components["swa"]
+    assert isinstance(found, SWAParams) and found.num_tokens == 2048
+
+
+def test_a_model_of_a_type_nobody_knows_is_not_taken_for_one_of_windows() -> None:
+    """Its other layers may keep something that a prefix needs."""
+    assert kinds({**ALTERNATING, "model_type": "leaky"}) == "-"
+
+
 def test_a_pool_sized_by_itself_runs_a_request() -> None:
     found = resolved(
         MISTRAL,
         {"max_requests": 1},
-        components={"full": {"num_tokens": 4096}, "swa": {"prefix_headroom": 0.001}},
+        components={"full": {"num_tokens": 65536}, "swa": {"prefix_headroom": 0.001}},
     ).config.components["swa"]
     assert isinstance(found, SWAParams) and found.num_tokens == 336
 
@@ -86,7 +97,7 @@ def test_a_request_never_owns_more_than_its_context() -> None:
 
 
 def test_without_a_chunk_size_a_forward_may_add_a_whole_prompt() -> None:
-    components = {"full": {"num_tokens": 4096}, "swa": {"window_tokens": 100}}
+    components = {"full": {"num_tokens": 65536}, "swa": {"window_tokens": 100}}
     found = resolved(None, components=components, scheduler={}).config.components["swa"]
     assert isinstance(found, SWAParams) and found.extend_tokens == 1024
 
@@ -116,13 +127,13 @@ def test_the_smallest_pool_is_what_one_request_owns_and_has_locked() -> None:
 
 def test_the_cache_is_built_as_configured() -> None:
     cache = build_kv_cache(
-        resolved(ALTERNATING, components={"full": {"num_tokens": 4096}, "swa": {}})
+        resolved(ALTERNATING, components={"full": {"num_tokens": 65536}, "swa": {}})
     )
     assert type(cache) is UnifiedRadixCache
     full, swa = cache.components
     assert isinstance(swa, SWAComponent) and swa.eviction_priority == 1
     assert swa.plan.window_tokens == swa.swa_allocator.window_tokens == 100
-    assert (full.allocator.capacity, swa.allocator.capacity) == (4096, 4160)
+    assert (full.allocator.capacity, swa.allocator.capacity) == (65536, 4160)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +145,7 @@ def test_the_cache_is_built_as_configured() -> None:
     ],
 )
 def test_the_flags_choose_the_cache(flags: dict[str, Any], expected: type) -> None:
-    components = {"full": {"num_tokens": 4096}, "swa": {}}
+    components = {"full": {"num_tokens": 65536}, "swa": {}}
     assert type(build_kv_cache(resolved(MISTRAL, flags, components=components))) is expected
 
 
@@ -158,7 +169,7 @@ def test_in_a_model_of_window_layers_alone_full_keeps_indices_and_no_memory() ->
     pools = make_device_pools(found)
     assert (len(pools["full"].buffers), len(pools["swa"].buffers)) == (0, 4)
     with pytest.raises(ConfigError, match=r"model\.hf_config: not set"):
-        components = {"full": {"num_tokens": 4096}, "swa": {"window_tokens": 100}}
+        components = {"full": {"num_tokens": 65536}, "swa": {"window_tokens": 100}}
         make_device_pools(resolved(None, components=components))
 
 

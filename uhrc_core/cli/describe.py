@@ -57,7 +57,7 @@ def print_description(facts: dict[str, Any]) -> None:
             f"{part['eviction_priority']} (leaf 0)",
             f"{part['num_units']:,} {part['unit']}",
             _bytes(part["pool_bytes"]),
-            "unknown" if part["pool_bytes"] is None else str(part["num_layers"]),
+            "unknown" if part["num_layers"] is None else str(part["num_layers"]),
         )
     console.print(table)
     for part in facts["components"]:
@@ -88,7 +88,7 @@ def _component(part: ResolvedComponent) -> dict[str, Any]:
         "params": call_factory(part.key, "model_dump", dict, part.params.model_dump, mode="json"),
         "num_units": part.params.num_units,
         "unit": _UNITS[part.spec.kind],
-        "num_layers": len(part.layers) or None,
+        "num_layers": None if part.pool is None else len(part.layers),
         "pool_bytes": pool.num_bytes // dp_size if pool else None,
         "buffers": [
             {"shape": list(shape), "dtype": dtype, "count": len(sizes), "bytes": sizes[0]}

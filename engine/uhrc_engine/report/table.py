@@ -69,8 +69,8 @@ def _window_figures(run: RunSummary) -> dict[str, str]:
     if not run.window_tokens_peak:
         return {}
     return {
-        "evicted from windows": f"{run.window_evicted_tokens:,}",
-        "window tokens, peak": f"{run.window_tokens_peak:,}",
+        "window tokens evicted": f"{run.window_evicted_tokens:,}",
+        "window pool, at most": f"{run.window_tokens_peak:,}",
     }
 
 

@@ -29,15 +29,20 @@ _NAMES = """
 FAMILIES = frozenset(_NAMES.split())
 
 
+def is_known(hf_config: Mapping[str, Any]) -> bool:
+    """Whether the model is of one of `FAMILIES`."""
+    family = text_config(hf_config).get("model_type") or hf_config.get("model_type")
+    return str(family) in FAMILIES
+
+
 def full_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
     """One `LayerKind` per layer of an MHA, GQA or MLA model; ``None`` for any other model.
 
     Raises ConfigError for such a model with a size that is none.
     """
     config = text_config(hf_config)
-    family = str(config.get("model_type") or hf_config.get("model_type"))
     num_layers = num_layers_of(config, 0)
-    if family not in FAMILIES or window_layers_of(config, num_layers):
+    if not is_known(hf_config) or window_layers_of(config, num_layers):
         return None
     if any(kind != "full_attention" for kind in layer_types_of(config) or ()):
         return None

@@ -16,6 +16,7 @@ from uhrc_core.hf_config import (
 )
 from uhrc_core.node import ComponentType
 from uhrc_core.plan import LayerKind
+from uhrc_full.model_layers import is_known
 
 _KINDS = {"full_attention", "sliding_attention"}
 
@@ -31,7 +32,7 @@ def window_layers(hf_config: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
     kinds = layer_types_of(config)
     windows = frozenset(window_layers_of(config, num_layers))
     full = full_attention_layer(config)
-    if full is None or not windows or not _KINDS.issuperset(kinds or ()):
+    if not is_known(hf_config) or full is None or not windows or not _KINDS.issuperset(kinds or ()):
         return None
     if kinds is not None and len(kinds) != num_layers:
         raise ConfigError(

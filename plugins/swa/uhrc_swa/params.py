@@ -12,14 +12,14 @@ from uhrc_core.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_core.plan import LayerKind
 from uhrc_core.specs import INDEX_MAX, PositiveInt
-from uhrc_full.params import KVPoolParams
+from uhrc_full.params import FullParams, KVPoolParams
 from uhrc_swa.window import WindowPlan
 
 
 class SWAParams(KVPoolParams):
     """The KV pool of the sliding-window layers."""
 
-    size_advice = "raise it, or lower scheduler.chunked_prefill_size"
+    size_advice = "raise it, or set scheduler.chunked_prefill_size (or lower it)"
 
     window_tokens: PositiveInt | None = Field(
         default=None,
@@ -28,7 +28,7 @@ class SWAParams(KVPoolParams):
     num_tokens: PositiveInt | None = Field(
         default=None,
         description="Pool size per dp rank; unset: what cache.max_requests requests own, and "
-        "prefix_headroom on top.",
+        "prefix_headroom on top, but no more than FULL has where that is set.",
     )
     prefix_headroom: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
@@ -80,9 +80,15 @@ class SWAParams(KVPoolParams):
             owned = self._within(cache.page_size, cache.max_context_len, owned)
             num_tokens = math.ceil(cache.max_requests * owned * (1 + self.prefix_headroom))
             least = table.num_units_min(cache.page_size, cache.max_context_len)
-            limit = INDEX_MAX // cache.dp_size
+            limit = min(INDEX_MAX // cache.dp_size, max(_full_tokens(config), least))
             return table.with_num_units(min(max(num_tokens, least), limit), cache.page_size)
         return table
 
     def _within(self, page_size: int, max_context_len: int, num_tokens: int) -> int:
         return min(-(-max_context_len // page_size) * page_size, num_tokens)
+
+
+def _full_tokens(config: Config) -> int:
+    """Tokens that the FULL pool is set to have: no more could ever have window data."""
+    sizes = (t.num_tokens for t in config.components.values() if isinstance(t, FullParams))
+    return next((size for size in sizes if size is not None), INDEX_MAX)
