@@ -403,8 +403,8 @@ def test_a_memory_too_small_for_one_request_shows_the_sum() -> None:
     source = config(components={"full": {}}, memory={"hbm_bytes": 1024 * BYTES_PER_TOKEN - 1})
     assert problems(source, hf_config=LLAMA) == (
         "memory.hbm_bytes = 1048575: the other pools leave 1048575 bytes for components.full, "
-        "where one request of cache.max_context_len = 1024 tokens needs 1048576; raise it, or lower "
-        "cache.max_context_len",
+        "where one request of cache.max_context_len = 1024 tokens needs 1048576; raise it, or "
+        "lower cache.max_context_len",
     )
 
 
