@@ -79,7 +79,7 @@ def test_windows_without_reuse_cost_little(ratios: CheckRatio) -> None:
     tree, none = best(True, UnifiedRadixCache), best(True, ChunkCache)
     full = best(False, UnifiedRadixCache)
     ratios("host work per request without reuse, windows: tree / no sharing", tree / none, 2.0)
-    ratios("host work per request without reuse: windows / full attention alone", tree / full, 3.0)
+    ratios("host work per request without reuse: windows / full attention alone", tree / full, 4.0)
 
 
 def test_a_hit_behind_many_tombstones_costs_its_compare(
