@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from uhrc_core.eviction import LRU
-from uhrc_core.hicache import NO_HICACHE
+from uhrc_core.hicache_calls import NO_HICACHE
 from uhrc_core.key import RadixKey
 from uhrc_core.node import UnifiedTreeNode
 from uhrc_core.params import EvictParams

@@ -18,7 +18,7 @@ from typing import Any
 from uhrc_core.checks import count, integer
 from uhrc_core.component import StateSlots, TreeComponent
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
-from uhrc_core.hicache import NO_HICACHE, HiCacheCalls
+from uhrc_core.hicache_calls import NO_HICACHE, HiCacheCalls
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (

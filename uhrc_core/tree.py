@@ -19,7 +19,8 @@ from uhrc_core.checks import count, integer
 from uhrc_core.component import TreeComponent
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.events import CacheEvent, EventKind, EventLog
-from uhrc_core.hicache import HiCache, HiCacheHooks, host_needs
+from uhrc_core.hicache import HiCacheHooks
+from uhrc_core.hicache_calls import HiCache, host_needs
 from uhrc_core.key import RadixKey
 from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
 from uhrc_core.params import (

@@ -15,7 +15,8 @@ from uhrc_core import Config, build_kv_cache, load_config, parse_config, resolve
 from uhrc_core.baseline import ChunkCache
 from uhrc_core.cli.app import make_app
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.hicache import NO_HICACHE, WriteBackEvent, WriteThroughEvent
+from uhrc_core.hicache import WriteBackEvent, WriteThroughEvent
+from uhrc_core.hicache_calls import NO_HICACHE
 from uhrc_core.node import ComponentType
 from uhrc_core.params import EvictParams
 from uhrc_core.plugins import installed_plugins
