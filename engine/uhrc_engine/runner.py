@@ -25,6 +25,11 @@ EXACT_ROWS = 64
 """Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
 number of rows. Prefill steps have at least this many."""
 
+_EXACT_ON_CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
+"""Compile options of prefill steps on a CPU: no fusions of YNNPACK, whose kernels are chosen by the
+step's shape and the processor, so that a row's bits would depend on the rows beside it (seen on
+AVX2-only processors). Prefill is as fast without; decode is half as fast, and keeps them."""
+
 
 class DevicePool(Protocol):
     """What the runner needs of a component's device pool (`uhrc_full.pool.KVPool` is one)."""
@@ -162,7 +167,10 @@ class Runner:
             caches = {kind: pool.buffers for kind, pool in self.pools.items()}
             inputs = pad_inputs(_no_rows(self.model, self.max_pages), bucket, self.max_pages)
             jitted = jax.jit(self.model.forward, donate_argnums=1)
-            self._programs[bucket] = jitted.lower(self.params, caches, inputs).compile()
+            exact = bucket.width > 1 and jax.default_backend() == "cpu"
+            self._programs[bucket] = jitted.lower(self.params, caches, inputs).compile(
+                _EXACT_ON_CPU if exact else None
+            )
         return self._programs[bucket]
 
 

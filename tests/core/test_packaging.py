@@ -27,13 +27,12 @@ PROJECTS = {
 BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
 
 IMPORT_COST = """
-import sys, time
+import sys
 import numpy, pydantic
 from pydantic import BaseModel
-start = time.process_time()
+before = set(sys.modules)
 import uhrc_core
-print(time.process_time() - start)
-assert not {"jax", "jaxlib", "typer", "rich"} & set(sys.modules), "imported too much"
+print(*sorted(set(sys.modules) - before))
 """
 
 
@@ -130,8 +129,12 @@ def test_plugins_appear_and_vanish_with_their_distributions(
 
 
 def test_importing_the_core_is_cheap_and_imports_no_jax() -> None:
-    costs = [float(run(sys.executable, "-c", IMPORT_COST)) for _ in range(3)]
-    assert min(costs) < 0.150
+    """Told by the modules and not by the time: what a machine is busy with must not matter."""
+    imported = run(sys.executable, "-c", IMPORT_COST).split()
+    packages = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
+    assert "uhrc_core" in packages
+    assert packages <= {"uhrc_core", "numpy", "pydantic", "annotated_types", "pluggy"}
+    assert not {"asyncio", "multiprocessing", "concurrent.futures"} & set(imported)
 
 
 def test_plugins_are_declared_without_importing_jax() -> None:

@@ -111,6 +111,13 @@ def test_the_bucket_does_not_change_the_bits(runners, case):
     np.testing.assert_array_equal(prefill(runner, kv, (0, 50), width=128), narrow)
 
 
+def test_prefill_uses_no_kernels_that_the_processor_chooses(llama16):
+    """On a processor without AVX-512 their choice would change bits with the step's shape."""
+    for bucket in llama16.buckets.prefill:
+        program = llama16.program(bucket).as_text()
+        assert "dot(" in program and "ynn" not in program
+
+
 def test_the_width_of_the_page_table_does_not_change_the_bits(loaded, llama16):
     wide = make_runner(loaded["llama"], 16, max_pages=77)
     expected = prefill(llama16, place(16, 0), (0, 64, 128))
