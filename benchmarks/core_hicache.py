@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uhrc_core.eviction import LRU
-from uhrc_core.hicache_calls import NO_HICACHE
-from uhrc_core.key import RadixKey
-from uhrc_core.node import UnifiedTreeNode
-from uhrc_core.params import EvictParams
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.hicache import NO_HICACHE
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import EvictParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_hicache_stub.hooks import RecordingHooks
 

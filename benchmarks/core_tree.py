@@ -13,13 +13,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import ChunkCache
-from uhrc_core.eviction import LRU
-from uhrc_core.key import RadixKey
-from uhrc_core.params import EvictParams, InsertParams, MatchPrefixParams
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams, MatchPrefixParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 
 BestOf = Callable[[Callable[[], object], int], float]

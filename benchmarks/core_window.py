@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import ChunkCache
-from uhrc_core.component import TreeComponent
-from uhrc_core.eviction import LRU
-from uhrc_core.params import EvictParams
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.component import TreeComponent
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.params import EvictParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_swa.component import SWAComponent
 from uhrc_swa.window import WindowPlan

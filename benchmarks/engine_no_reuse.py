@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uhrc_core.loading import load_config
+from uhrc_core.config.loading import load_config
 from uhrc_engine import Engine, Request
 from uhrc_engine.assembly import build_parts
 from uhrc_engine.config import EngineTable

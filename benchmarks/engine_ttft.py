@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uhrc_core.loading import load_config
+from uhrc_core.config.loading import load_config
 from uhrc_engine import Engine, Request
 from uhrc_engine.config import EngineTable
 from uhrc_engine.weights.smollm2 import fetch_smollm2

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.eviction import LRU, EvictionPolicy
-from uhrc_core.key import ExtraKey, RadixKey
-from uhrc_core.node import IndexArray
-from uhrc_core.params import InsertParams, InsertResult, MatchPrefixParams, MatchResult
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.eviction import LRU, EvictionPolicy
+from uhrc_core.cache.key import ExtraKey, RadixKey
+from uhrc_core.cache.params import InsertParams, InsertResult, MatchPrefixParams, MatchResult
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.indices import IndexArray
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 
 

@@ -7,7 +7,23 @@ match = cache.match_prefix(uhrc.MatchPrefixParams(key=uhrc.RadixKey([1, 2, 3])))
 """
 
 from uhrc_core.assemble import build_kv_cache, make_device_pools
-from uhrc_core.config import Config
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import (
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.config import Config
+from uhrc_core.config.loading import load_config, parse_config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import (
     CacheError,
     ConfigError,
@@ -22,23 +38,7 @@ from uhrc_core.errors import (
     StaleNodeError,
     UHRCError,
 )
-from uhrc_core.key import RadixKey
-from uhrc_core.loading import load_config, parse_config
-from uhrc_core.node import ComponentType
-from uhrc_core.params import (
-    DecLockRefParams,
-    EvictParams,
-    EvictResult,
-    IncLockRefResult,
-    InsertParams,
-    InsertResult,
-    MatchPrefixParams,
-    MatchResult,
-    MissReason,
-)
-from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedConfig
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 
 __all__ = [
     "CacheError",

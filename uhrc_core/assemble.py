@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import ChunkCache, RadixCache, SWARadixCache
-from uhrc_core.component import TreeComponent
-from uhrc_core.config import Config
+from uhrc_core.boundary import call_factory
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.component import TreeComponent
+from uhrc_core.cache.host_tier import HiCacheComponent, HiCacheContext, HiCacheHooks
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.config import Config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.guard import call_factory
-from uhrc_core.hicache import HiCacheComponent, HiCacheContext, HiCacheHooks, HiCacheSpec
-from uhrc_core.node import ComponentType
-from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.specs import HiCacheSpec
 
 
 def build_kv_cache(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from uhrc_core.assemble import build_kv_cache, make_device_pools
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.config import Config
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.config.config import Config
+from uhrc_core.config.loading import load_config, parse_config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.errors import ConfigError
-from uhrc_core.loading import load_config, parse_config
-from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from uhrc_core.specs import ConfigPath, ConfigTable, PositiveInt
+from uhrc_core.registry.tables import ConfigPath, ConfigTable, PositiveInt
 
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.node import ComponentType
-from uhrc_core.params import CacheStats
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.params import CacheStats
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.assembly import EngineParts, as_config, build_parts
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.config import EngineTable
@@ -134,8 +134,8 @@ class Engine:
 
         Args:
             path: the model; "smollm2" is SmolLM2-135M-Instruct, downloaded once.
-            cache_config: a `uhrc_core.config.Config`, the path of a TOML file, or a mapping of the
-                tables such a file has.
+            cache_config: a `uhrc_core.Config`, the path of a TOML file, or a mapping of the tables
+                such a file has.
             overrides: ``"cache.page_size=16"``, applied to a file or a mapping.
 
         Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.specs import CliCommandSpec, ConfigTableSpec
+from uhrc_core.registry.hookspecs import hookimpl
+from uhrc_core.registry.specs import CliCommandSpec, ConfigTableSpec
 
 UHRC_API = (1, 0)
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from uhrc_core.cache.key import ExtraKey, RadixKey
 from uhrc_core.errors import InvalidKeyError, UHRCError
-from uhrc_core.key import ExtraKey, RadixKey
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -101,7 +101,7 @@ class Completion:
 
 
 class LiveRequest:
-    """The scheduler's record of a request; satisfies `uhrc_core.request.Request`.
+    """The scheduler's record of a request; satisfies `uhrc_core.cache.lifecycle.Request`.
 
     Attributes:
         request: as the caller gave it.

@@ -25,7 +25,7 @@ EXACT_ROWS = 64
 """Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
 number of rows. Prefill steps have at least this many."""
 
-_EXACT_ON_CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_EXACT_ON_CPU: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """Compile options of prefill steps on a CPU: no fusions of YNNPACK, whose kernels are chosen by the
 step's shape and the processor, so that a row's bits would depend on the rows beside it (seen on
 AVX2-only processors). Prefill is as fast without; decode is half as fast, and keeps them."""

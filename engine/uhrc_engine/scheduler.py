@@ -23,16 +23,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uhrc_core.key import RadixKey
-from uhrc_core.params import MatchResult, MissReason
-from uhrc_core.request import RequestLifecycle
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.lifecycle import RequestLifecycle
+from uhrc_core.cache.params import MatchResult, MissReason
 from uhrc_core.scheduling import TokenNeed, admission_tokens, next_chunk_end
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import FinishReason, InvalidRequestError, LiveRequest, OutOfPagesError
 
 FEATURES: frozenset[str] = frozenset()
-"""What these steps do of the features in `uhrc_core.rules`: nothing. No token is drafted, and rows
-of prefill and decode are never mixed."""
+"""What these steps do of the features in `uhrc_core.registry.rules`: nothing. No token is drafted,
+and rows of prefill and decode are never mixed."""
 
 
 @dataclass(frozen=True, slots=True)

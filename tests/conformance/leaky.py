@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from uhrc_core.hf_config import num_layers_of, size_of
-from uhrc_core.recurrent import (
+from uhrc_core.registry.hf_config import num_layers_of, size_of
+from uhrc_core.registry.recurrent import (
     BufferShape,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
     conv_buffers,
 )
-from uhrc_core.specs import ConfigTable, PositiveInt
+from uhrc_core.registry.tables import ConfigTable, PositiveInt
 from uhrc_core.testing import RecurrentBackendConformance
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.failures import check_named
-from uhrc_core.eviction import LRU
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.testing import ComponentConformance, RandomProgram
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_recurrent.component import RecurrentComponent, TrackPlan
 

@@ -11,9 +11,9 @@ from tests.recurrent.fake_device import hybrid_cache
 from tests.support import full_cache
 from tests.swa.fake_device import Sizes, window_cache
 from uhrc_core.baseline import RadixCache, SWARadixCache
-from uhrc_core.plugins import installed_plugins
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.registry.catalog import installed_plugins
 from uhrc_core.testing import FORWARD_PAGES, ComponentConformance
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_recurrent.component import TrackPlan
 
 ROOT = Path(__file__).parents[2]

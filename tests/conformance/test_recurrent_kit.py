@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance.failures import check_named_first
 from tests.conformance.leaky import LEAKY, LeakyConformance, LeakyParams, state_layout
-from uhrc_core.recurrent import BufferShape, StateLayout
+from uhrc_core.registry.recurrent import BufferShape, StateLayout
 from uhrc_core.testing import RecurrentDeclarationConformance
 from uhrc_core.testing.compare import check_same_bits, difference
 from uhrc_recurrent.pool import RecurrentStatePool

@@ -8,10 +8,11 @@ from typing import Self
 
 from pydantic import Field
 
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
-from uhrc_core.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
-from uhrc_core.specs import ComponentContext, ComponentParams, ComponentSpec, PositiveInt
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.registry.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
+from uhrc_core.registry.specs import ComponentContext, ComponentParams, ComponentSpec
+from uhrc_core.registry.tables import PositiveInt
 from uhrc_full.component import FullComponent
 from uhrc_full.plugin import make_component
 

@@ -9,10 +9,7 @@ from textwrap import dedent
 import pytest
 
 HEADER = """
-from uhrc_core.specs import ComponentSpec
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.rules import rule
-from uhrc_core.specs import *
+from uhrc_core.plugin_api import *
 from tests.core.fake_component import FakeParams, fake_spec
 UHRC_API = (1, 0)
 """

@@ -19,9 +19,9 @@ from uhrc_core import (
     resolve,
 )
 from uhrc_core.baseline import ChunkCache, RadixCache
+from uhrc_core.cache.eviction import FIFO, LFU, LRU, SLRU, Priority
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.eviction import FIFO, LFU, LRU, SLRU, Priority
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 #: 2 layers, 2 KV heads of 32 values: K and V of one token are 2 * 2 * 2 * 32 * 4 = 1024 bytes.
@@ -35,8 +35,8 @@ LLAMA = {
 BYTES_PER_TOKEN = 1024
 
 HYBRID = """
-from uhrc_core.plan import LayerKind
-from uhrc_core.node import ComponentType
+from uhrc_core.registry.plan import LayerKind
+from uhrc_core.kinds import ComponentType
 
 @hookimpl
 def uhrc_component_specs():
@@ -52,7 +52,7 @@ def uhrc_layer_kinds(hf_config):
 
 
 MAMBA = """
-from uhrc_core.recurrent import RecurrentBackendSpec
+from uhrc_core.registry.recurrent import RecurrentBackendSpec
 
 @hookimpl
 def uhrc_recurrent_backends():
@@ -60,7 +60,7 @@ def uhrc_recurrent_backends():
 """
 
 RWKV = """
-from uhrc_core.recurrent import BufferShape, RecurrentBackendSpec, RecurrentModel, StateLayout
+from uhrc_core.plugin_api import BufferShape, RecurrentBackendSpec, RecurrentModel, StateLayout
 
 def state_layout(params):
     return StateLayout(BufferShape("temporal", (2, 8, 8), "float32"))
@@ -546,7 +546,7 @@ def test_a_table_whose_methods_return_something_else(
     ],
 )
 def test_a_plan_that_is_none_is_a_plugin_error(site: FakeSite, plan: str, message: str) -> None:
-    source = "from uhrc_core.plan import BufferPlan, PoolPlan\n"
+    source = "from uhrc_core.registry.plan import BufferPlan, PoolPlan\n"
     source += dedent(broken_full("plan_pool", f"return {plan}"))
     site.install("uhrc-odd", {"odd": "odd_module"}, source)
     with pytest.raises(PluginError) as caught:

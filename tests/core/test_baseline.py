@@ -7,20 +7,20 @@ import pytest
 
 from tests.support import PlainRequest, admit, full_cache, insert, paged_tokens, run_tokens
 from uhrc_core.baseline import ChunkCache, RadixCache
-from uhrc_core.errors import InvalidIndexError, InvalidParamsError, ReceiptError, StaleNodeError
-from uhrc_core.eviction import LRU
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import (
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import (
     EvictParams,
     IncLockRefResult,
     InsertParams,
     MatchPrefixParams,
     MissReason,
 )
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.errors import InvalidIndexError, InvalidParamsError, ReceiptError, StaleNodeError
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.testing import contents
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 
 FULL = ComponentType.FULL

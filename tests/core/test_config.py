@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from tests.core.fake_plugins import FakeSite
 from uhrc_core import Config, load_config, parse_config
-from uhrc_core.config import CacheConfig
+from uhrc_core.config.schema import config_schema
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.plugins import installed_plugins
-from uhrc_core.schema import config_schema
-from uhrc_core.specs import ConfigTable
+from uhrc_core.registry.catalog import installed_plugins
+from uhrc_core.registry.tables import CacheConfig, ConfigTable
 from uhrc_full.params import FullParams
 
 FILE = """
@@ -300,7 +299,7 @@ def test_a_table_is_read_back_by_its_model() -> None:
 
 def test_a_policy_of_a_plugin_is_found_by_its_name(site: FakeSite) -> None:
     source = """
-    from uhrc_core.eviction import LRU
+    from uhrc_core.cache.eviction import LRU
 
     @hookimpl
     def uhrc_eviction_policies():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support import full_cache, insert, match
+from uhrc_core.cache.eviction import FIFO, LFU, LRU, SLRU, EvictionPolicy, Priority
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import InvalidParamsError
-from uhrc_core.eviction import FIFO, LFU, LRU, SLRU, EvictionPolicy, Priority
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams, InsertParams
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 
 FULL = ComponentType.FULL
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from uhrc_core.errors import ConfigError
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_full.model_layers import attention_of, full_layers
 from uhrc_full.plugin import uhrc_component_specs
 

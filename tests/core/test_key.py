@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from uhrc_core.cache.key import RadixKey
 from uhrc_core.errors import InvalidKeyError
-from uhrc_core.key import RadixKey
 
 
 @pytest.mark.parametrize(

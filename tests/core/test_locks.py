@@ -7,9 +7,9 @@ from itertools import permutations
 import pytest
 
 from tests.support import full_cache, insert, match
+from uhrc_core.cache.params import DecLockRefParams, EvictParams
 from uhrc_core.errors import ReceiptError, StaleNodeError
-from uhrc_core.node import ComponentType
-from uhrc_core.params import DecLockRefParams, EvictParams
+from uhrc_core.kinds import ComponentType
 
 FULL = ComponentType.FULL
 

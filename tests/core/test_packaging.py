@@ -139,7 +139,7 @@ def test_importing_the_core_is_cheap_and_imports_no_jax() -> None:
 
 def test_plugins_are_declared_without_importing_jax() -> None:
     code = (
-        "import sys; from uhrc_core.plugins import installed_plugins as found; "
+        "import sys; from uhrc_core.registry.catalog import installed_plugins as found; "
         "catalog = found(); catalog.load(catalog.names); assert 'jax' not in sys.modules"
     )
     run(sys.executable, "-c", code)

@@ -9,14 +9,14 @@ import pytest
 from tests.core.fake_plugins import FakeSite
 from uhrc_core import InsertParams, MatchPrefixParams, RadixKey, build_kv_cache, parse_config
 from uhrc_core.errors import PluginError
-from uhrc_core.plugins import installed_plugins
+from uhrc_core.registry.catalog import installed_plugins
 
 FULL = {"cache": {"enable_unified_radix_tree": True}, "components": {"full": {"num_tokens": 8192}}}
 
 POLICY = """
 @hookimpl
 def uhrc_eviction_policies():
-    from uhrc_core.eviction import LRU
+    from uhrc_core.cache.eviction import LRU
     return [EvictionPolicySpec("hot_first", NoOptions, lambda options: LRU())]
 """
 
@@ -90,14 +90,14 @@ def test_a_limit_that_names_what_is_not_installed_is_an_error() -> None:
 def test_a_known_plugin_that_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("uhrc_core.plugins._KNOWN_DISTRIBUTIONS", {"paged": "uhrc-paged"})
+    monkeypatch.setattr("uhrc_core.registry.catalog._KNOWN_DISTRIBUTIONS", {"paged": "uhrc-paged"})
     assert load_error("paged") == "plugin 'paged' is not installed; run: pip install uhrc-paged"
 
 
 def test_a_distribution_that_does_not_bring_the_plugin_yet_is_told_apart(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uhrc_core.plugins._KNOWN_DISTRIBUTIONS", {"paged": "uhrc-paged"})
+    monkeypatch.setattr("uhrc_core.registry.catalog._KNOWN_DISTRIBUTIONS", {"paged": "uhrc-paged"})
     site.install("uhrc-paged", {}, version="0.1.0")
     assert load_error("paged") == (
         "plugin 'paged' is not installed; uhrc-paged 0.1.0 is there, but 'paged' is not built in "
@@ -176,7 +176,7 @@ BROKEN = {
     "unmarked hook": (
         "def uhrc_component_specs():\n    return []\n",
         "uhrc-bad 0.3.1 (bad_module) defines uhrc_component_specs without @hookimpl, so it would "
-        "never be called; decorate it with uhrc_core.hookspecs.hookimpl",
+        "never be called; decorate it with uhrc_core.registry.hookspecs.hookimpl",
     ),
     "hook that raises": (
         "@hookimpl\ndef uhrc_component_specs():\n    raise KeyError('x')\n",
@@ -210,8 +210,8 @@ BROKEN = {
     "params model": (
         declares("uhrc_component_specs", "[fake_spec('bad', params_model=NoOptions)]"),
         "uhrc-bad 0.3.1 (bad_module): uhrc_component_specs returned a wrong ComponentSpec: "
-        "params_model = <class 'uhrc_core.specs.NoOptions'>: input should be a subclass of "
-        "ComponentParams",
+        "params_model = <class 'uhrc_core.registry.specs.NoOptions'>: input should be a subclass "
+        "of ComponentParams",
     ),
     "size key": (
         "class Odd(FakeParams):\n    size_key = 'num_slot'\n\n"
@@ -270,9 +270,7 @@ HOOK_OF = {
 @pytest.mark.parametrize(("record", "message"), WRONG_FIELDS.items())
 def test_every_field_of_a_record_is_checked(site: FakeSite, record: str, message: str) -> None:
     hook = HOOK_OF[record.partition("(")[0]]
-    source = (
-        "from uhrc_core.recurrent import RecurrentBackendSpec\nfrom uhrc_core.rules import Rule"
-    )
+    source = "from uhrc_core.plugin_api import RecurrentBackendSpec, Rule"
     source += "\nfrom dataclasses import replace\nfrom pydantic import BaseModel\n"
     source += declares(hook, f"[{record}]")
     site.install("uhrc-bad", {"bad": "bad_module"}, source)
@@ -354,18 +352,18 @@ LLAMA = {
 FAILS_AT_MODELS = {
     "a hook that raises": "@hookimpl\ndef uhrc_layer_kinds(hf_config):\n    raise SystemExit(3)\n",
     "a hook that returns no layers": (
-        "from uhrc_core.plan import LayerKind\n"
+        "from uhrc_core.registry.plan import LayerKind\n"
         "@hookimpl\ndef uhrc_layer_kinds(hf_config):\n    return [LayerKind(7, {})]\n"
     ),
     "a backend that raises": (
-        "from uhrc_core.recurrent import RecurrentBackendSpec\n"
+        "from uhrc_core.registry.recurrent import RecurrentBackendSpec\n"
         "def broken(hf_config):\n    raise KeyError('no')\n"
         + declares(
             "uhrc_recurrent_backends", "[RecurrentBackendSpec('odd', NoOptions, print, broken)]"
         )
     ),
     "a backend that returns no model": (
-        "from uhrc_core.recurrent import RecurrentBackendSpec, RecurrentModel\n"
+        "from uhrc_core.registry.recurrent import RecurrentBackendSpec, RecurrentModel\n"
         "def broken(hf_config):\n    return RecurrentModel(NoOptions(), (), 2**40)\n"
         + declares(
             "uhrc_recurrent_backends", "[RecurrentBackendSpec('odd', NoOptions, print, broken)]"
@@ -401,5 +399,5 @@ def test_pluggy_is_not_on_the_request_path() -> None:
     finally:
         sys.setprofile(None)
     assert match.hit_len == 4
-    assert "uhrc_core.tree" in modules
+    assert "uhrc_core.cache.tree" in modules
     assert not {name for name in modules if name.startswith("pluggy")}

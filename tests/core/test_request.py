@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support import PlainRequest, admit, full_cache, insert, match, paged_tokens, run_tokens
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import (
     InvalidIndexError,
     InvalidKeyError,
@@ -16,10 +19,8 @@ from uhrc_core.errors import (
     RequestTooLargeError,
     StaleNodeError,
 )
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.params import EvictParams, InsertParams
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 
 FULL = ComponentType.FULL
 

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 from tests.support import full_cache
-from uhrc_core.config import DpSchedulePolicy
-from uhrc_core.key import RadixKey
-from uhrc_core.params import InsertParams
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import InsertParams
+from uhrc_core.registry.tables import DpSchedulePolicy
 from uhrc_core.scheduling.routing import (
     ROUTING_POLICIES,
     CacheAware,

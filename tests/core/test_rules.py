@@ -7,7 +7,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from uhrc_core.rules import COMPONENT_RULES, CORE_RULES, rule, violations
+from uhrc_core.registry.rules import COMPONENT_RULES, CORE_RULES, rule, violations
 
 FEATURES = (
     "full",

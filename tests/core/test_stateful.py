@@ -16,10 +16,11 @@ from hypothesis.stateful import (
 )
 
 from tests.support import PlainRequest, full_cache, paged_tokens, run_tokens
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import EvictParams, IncLockRefResult, InsertParams, MatchPrefixParams
 from uhrc_core.errors import ReceiptError, StaleNodeError
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, UnifiedTreeNode
-from uhrc_core.params import EvictParams, IncLockRefResult, InsertParams, MatchPrefixParams
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing import ReferenceCache, contents
 
 EXAMPLES, STEPS = 100, 100

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tests.support import full_cache, insert, match, paged_tokens
+from uhrc_core.cache.events import CacheEvent, EventKind, EventLog
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import ComponentData
+from uhrc_core.cache.params import EvictParams, InsertParams, MissReason
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import InvalidParamsError, InvariantError, RequestError
-from uhrc_core.events import CacheEvent, EventKind, EventLog
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentData, ComponentType
-from uhrc_core.params import EvictParams, InsertParams, MissReason
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 
 FULL = ComponentType.FULL
 
@@ -230,12 +231,13 @@ def test_a_snapshot_for_a_cache_without_recurrent_data_is_refused() -> None:
 
 
 DIGEST_PROGRAM = """
+import uhrc_core
 from tests.support import *
 cache = full_cache(16, 2, dp_size=2)
 for tokens in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8]):
     for space in (None, "a", ("x", 1)):
         insert(cache, tokens, space)
-        cache.evict(__import__("uhrc_core.params").params.EvictParams(num_tokens=8, shortfall=True))
+        cache.evict(uhrc_core.EvictParams(num_tokens=8, shortfall=True))
         match(cache, tokens[:2], space)
 print(cache.digest())
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support import full_cache, insert
-from uhrc_core.component import MatchValidator
-from uhrc_core.key import RadixKey
-from uhrc_core.node import UnifiedTreeNode
-from uhrc_core.walk import TreeWalker
+from uhrc_core.cache.component import MatchValidator
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.walk import TreeWalker
 
 
 class Scripted:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from tests.recurrent.fake_device import FakeDevice
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.component import StateSlots
-from uhrc_core.eviction import LRU
-from uhrc_core.node import ComponentType
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.component import StateSlots
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import LiveRequest, Request
 from uhrc_engine.scheduler import Scheduler, SchedulerLimits

@@ -12,7 +12,7 @@ from tests.engine import hybrid_runner
 from tests.oracle import hybrid, swa
 from uhrc_core.baseline import ChunkCache
 from uhrc_core.errors import ConfigError
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_engine import assembly
 from uhrc_engine.assembly import EngineParts, as_config, build_parts
 from uhrc_engine.weights import Pretrained, load_pretrained

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.engine.one_request import one, same_bits, tokens
-from uhrc_core.loading import parse_config
-from uhrc_core.node import ComponentType
+from uhrc_core.config.loading import parse_config
+from uhrc_core.kinds import ComponentType
 from uhrc_engine import Engine, Request
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.weights import load_seeded

@@ -24,7 +24,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}")
 
 sys.meta_path.insert(0, Missing())
-from uhrc_core.loading import parse_config
+from uhrc_core.config.loading import parse_config
 from uhrc_engine import Engine, Request
 from uhrc_engine.assembly import build_parts
 from uhrc_engine.weights import load_seeded

@@ -12,8 +12,8 @@ import pytest
 
 from tests.engine import hybrid_runner
 from tests.oracle import hybrid
-from uhrc_core.node import ComponentType
-from uhrc_core.recurrent import hybrid_layers
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.recurrent import hybrid_layers
 from uhrc_engine.models import model_from_config
 from uhrc_engine.models.contract import make_step_inputs
 from uhrc_engine.models.errors import UnexpectedTensorError, UnsupportedModelError

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.swa_runner import WindowSequencer
 from tests.oracle import swa
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models import model_from_config
 from uhrc_engine.runner import Bucket, Buckets
 from uhrc_engine.weights import load_pretrained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uhrc_core.loading import load_config
+from uhrc_core.config.loading import load_config
 from uhrc_engine.workload.compare import compare
 
 CONFIGS = Path(__file__).parents[2] / "configs"

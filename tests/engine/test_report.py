@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from uhrc_core.params import CacheStats, EvictResult
+from uhrc_core.cache.params import CacheStats, EvictResult
 from uhrc_engine import EngineStats
 from uhrc_engine.report.summary import Comparison, percentile, summarize
 from uhrc_engine.report.table import comparison_table

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.engine.scheduler_sim import Sim, expected_output, play_random_traffic, prompt
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import MatchPrefixParams
 from uhrc_core.errors import RequestTooLargeError
-from uhrc_core.key import RadixKey
-from uhrc_core.params import MatchPrefixParams
 from uhrc_engine.batch import StepKind
 from uhrc_engine.request import FinishReason, InvalidRequestError, OutOfPagesError
 

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.scheduler_sim import Sim, expected_output, play_random_traffic, prompt
 from uhrc_core.baseline import ChunkCache
 from uhrc_core.errors import RequestTooLargeError
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.batch import StepKind
 from uhrc_engine.request import FinishReason
 from uhrc_recurrent.component import TrackPlan

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.scheduler_sim import Sim, expected_output, play_random_traffic, prompt
 from uhrc_core.baseline import ChunkCache
 from uhrc_core.errors import RequestTooLargeError
-from uhrc_core.node import ComponentType
+from uhrc_core.kinds import ComponentType
 from uhrc_swa.window import WindowPlan
 
 SWA = ComponentType.SWA

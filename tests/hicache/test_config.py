@@ -13,15 +13,15 @@ from tests.core.fake_plugins import FakeSite
 from tests.support import PlainRequest, admit, run_tokens
 from uhrc_core import Config, build_kv_cache, load_config, parse_config, resolve
 from uhrc_core.baseline import ChunkCache
+from uhrc_core.cache.hicache import NO_HICACHE
+from uhrc_core.cache.host_tier import WriteBackEvent, WriteThroughEvent
+from uhrc_core.cache.params import EvictParams
 from uhrc_core.cli.app import make_app
+from uhrc_core.config.schema import config_schema
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.hicache import WriteBackEvent, WriteThroughEvent
-from uhrc_core.hicache_calls import NO_HICACHE
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams
-from uhrc_core.plugins import installed_plugins
-from uhrc_core.schema import config_schema
-from uhrc_core.specs import HiCacheParams
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.catalog import installed_plugins
+from uhrc_core.registry.specs import HiCacheParams
 from uhrc_core.testing import CopyingTier, PaperPool
 from uhrc_hicache_stub.hooks import RecordingHooks
 from uhrc_hicache_stub.plugin import StubParams
@@ -29,7 +29,7 @@ from uhrc_hicache_stub.plugin import StubParams
 FULL = ComponentType.FULL
 
 OTHER = """
-from uhrc_core.hicache import HiCacheSpec
+from uhrc_core.registry.specs import HiCacheSpec
 
 class DiskParams(HiCacheParams):
     path: str
@@ -116,7 +116,7 @@ def test_a_tier_learns_the_cache_it_is_made_for(site: FakeSite) -> None:
 
 
 COPYING = """
-from uhrc_core.hicache import HiCacheSpec
+from uhrc_core.registry.specs import HiCacheSpec
 from uhrc_core.testing import CopyingTier
 
 @hookimpl
@@ -207,7 +207,7 @@ def test_a_factory_that_makes_something_else_is_the_plugins_fault(site: FakeSite
 
 def test_wrong_records_are_refused(site: FakeSite) -> None:
     source = """
-    from uhrc_core.hicache import HiCacheSpec
+    from uhrc_core.registry.specs import HiCacheSpec
 
     @hookimpl
     def uhrc_hicache_hooks():

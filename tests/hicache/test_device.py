@@ -15,14 +15,13 @@ import pytest
 from tests.core.fake_plugins import FakeSite
 from tests.support import PlainRequest
 from uhrc_core import build_kv_cache, make_device_pools, parse_config, resolve
-from uhrc_core.hicache import HiCacheSpec
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams, InsertParams
-from uhrc_core.resolved import ResolvedConfig
-from uhrc_core.specs import HiCacheParams
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.resolved import ResolvedConfig
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.specs import HiCacheParams, HiCacheSpec
 from uhrc_core.testing import CopyingTier
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_engine import Engine, Request
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.weights import load_seeded
@@ -46,7 +45,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 FULL, RECURRENT = ComponentType.FULL, ComponentType.RECURRENT
 INTERVAL = 128
 COPYING = """
-from uhrc_core.hicache import HiCacheSpec
+from uhrc_core.registry.specs import HiCacheSpec
 from uhrc_core.testing import CopyingTier
 
 @hookimpl

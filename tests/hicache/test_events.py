@@ -10,9 +10,8 @@ import pytest
 
 from tests.recurrent.fake_device import FakeDevice, component_of, hybrid_cache
 from tests.support import PlainRequest, admit, full_cache, insert, match, run_tokens
-from uhrc_core.component import HostNeed
-from uhrc_core.errors import PluginError
-from uhrc_core.hicache import (
+from uhrc_core.cache.component import HostNeed
+from uhrc_core.cache.host_tier import (
     HiCacheEvent,
     HiCacheHooks,
     HostQuery,
@@ -20,10 +19,11 @@ from uhrc_core.hicache import (
     WriteBackEvent,
     WriteThroughEvent,
 )
-from uhrc_core.key import ExtraKey, RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams, InsertParams, MissReason
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.cache.key import ExtraKey, RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams, MissReason
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.errors import PluginError
+from uhrc_core.kinds import ComponentType
 from uhrc_recurrent.component import TrackPlan
 
 FULL, RECURRENT = ComponentType.FULL, ComponentType.RECURRENT

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from uhrc_core.hicache import HiCacheContext, HiCacheHooks, HostQuery
+from uhrc_core.cache.host_tier import HiCacheContext, HiCacheHooks, HostQuery
 from uhrc_core.testing import CopyingTier, RandomProgram, failing_allocation
 from uhrc_core.testing.hicache import CACHES
 from uhrc_core.testing.hicache_bench import HostBench

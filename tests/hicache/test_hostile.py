@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 
 from uhrc_core.assemble import build_kv_cache
-from uhrc_core.errors import StaleNodeError
-from uhrc_core.hicache import (
+from uhrc_core.cache.host_tier import (
     HiCacheComponent,
     HiCacheContext,
     HiCacheEvent,
     HostQuery,
     PrefetchEvent,
 )
-from uhrc_core.loading import parse_config
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams, MatchResult
-from uhrc_core.request import EVICT_FIELD
+from uhrc_core.cache.lifecycle import EVICT_FIELD
+from uhrc_core.cache.params import EvictParams, MatchResult
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.loading import parse_config
+from uhrc_core.errors import StaleNodeError
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing.actions import check_nothing_is_held, page_tokens
 from uhrc_core.testing.faults import failing_allocation
 from uhrc_core.testing.hicache import CopyingTier
 from uhrc_core.testing.paper import PaperDevice, PlainRequest
-from uhrc_core.tree import UnifiedRadixCache
 
 PAGE, LONGEST, WINDOW = 2, 17, 5
 

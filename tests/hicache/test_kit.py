@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uhrc_core.component import HostNeed
-from uhrc_core.hicache import (
+from uhrc_core.cache.component import HostNeed
+from uhrc_core.cache.host_tier import (
     DeviceSpan,
     HiCacheComponent,
     HiCacheContext,
@@ -22,8 +22,8 @@ from uhrc_core.hicache import (
     WriteBackEvent,
     WriteThroughEvent,
 )
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing.hicache import CACHES, CopyingTier, HiCacheConformance, HostTierConformance
 from uhrc_core.testing.hicache_bench import PaperPool, units_of
 from uhrc_hicache_stub.hooks import RecordingHooks

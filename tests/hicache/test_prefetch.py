@@ -10,11 +10,11 @@ import pytest
 from tests.hicache.test_events import FULL, RECURRENT, Script, tell
 from tests.recurrent.fake_device import hybrid_cache
 from tests.support import PlainRequest, full_cache, match, run_tokens
+from uhrc_core.cache.host_tier import PrefetchEvent
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import InvalidParamsError
-from uhrc_core.hicache import PrefetchEvent
-from uhrc_core.key import RadixKey
-from uhrc_core.params import EvictParams, InsertParams
-from uhrc_core.tree import UnifiedRadixCache
 
 
 def store(

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from tests.conformance.distributions import Site
 from tests.hicache.test_kit import EVICTED, FAULTS, WITH_STATES, StatelessTier, message_of
+from uhrc_core.cache.host_tier import HiCacheHooks
 from uhrc_core.cli.app import make_app
-from uhrc_core.hicache import HiCacheHooks
 from uhrc_hicache_stub.hooks import RecordingHooks
 
 PAGE = (Path(__file__).parents[2] / "docs/write-a-host-tier.md").read_text()

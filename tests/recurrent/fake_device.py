@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.support import PlainRequest
-from uhrc_core.eviction import LRU
-from uhrc_core.node import ComponentType
-from uhrc_core.params import MatchResult
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.params import MatchResult
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_recurrent.component import RecurrentComponent, TrackPlan
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from uhrc_core.errors import ConfigError
-from uhrc_core.recurrent import choose_backend
+from uhrc_core.registry.recurrent import choose_backend
 from uhrc_recurrent.backends import BUILTIN_BACKENDS, GDN, GLA, KDA
 from uhrc_recurrent.kernels import conv1d, gdn, gla, kda
 

@@ -7,16 +7,24 @@ import pytest
 
 from tests.recurrent.fake_device import RECURRENT, FakeDevice, component_of, hybrid_cache
 from tests.support import PlainRequest, paged_tokens
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import (
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+)
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import (
     InvalidIndexError,
     InvalidParamsError,
     RequestTooLargeError,
     StaleNodeError,
 )
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import EvictParams, InsertParams, MatchPrefixParams, MatchResult, MissReason
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 from uhrc_recurrent.component import TrackPlan
 
 FULL = ComponentType.FULL

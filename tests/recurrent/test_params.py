@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from uhrc_core.assemble import build_kv_cache
+from uhrc_core.config.loading import parse_config
+from uhrc_core.config.resolve import resolve
 from uhrc_core.errors import ConfigError
-from uhrc_core.loading import parse_config
-from uhrc_core.resolve import resolve
 from uhrc_recurrent.component import RecurrentComponent
 from uhrc_recurrent.params import RecurrentParams
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from tests.support import PlainRequest, match
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.eviction import LRU
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, UnifiedTreeNode
-from uhrc_core.params import EvictParams, EvictResult, InsertParams, InsertResult, MatchResult
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import EvictParams, EvictResult, InsertParams, InsertResult, MatchResult
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator
-from uhrc_core.tree import UnifiedRadixCache
 from uhrc_full.component import FullComponent
 from uhrc_swa.component import SWAComponent
 from uhrc_swa.window import WindowPlan

@@ -6,11 +6,11 @@ import pytest
 
 from tests.swa.fake_device import FULL, SWA, Sizes, WindowDevice, spans, window_cache
 from tests.swa.test_random import CASES, Program, random_cache
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import ChunkCache, RadixCache, SWAChunkCache, SWARadixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import InsertParams
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
-from uhrc_core.key import RadixKey
-from uhrc_core.params import InsertParams
 
 
 def state_of(cache: BasePrefixCache) -> list[object]:

@@ -19,7 +19,9 @@ from tests.swa.fake_device import (
     take,
     window_cache,
 )
-from uhrc_core.base import BasePrefixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams, MissReason
 from uhrc_core.errors import (
     CacheError,
     InvalidIndexError,
@@ -27,8 +29,6 @@ from uhrc_core.errors import (
     RequestTooLargeError,
     StaleNodeError,
 )
-from uhrc_core.key import RadixKey
-from uhrc_core.params import EvictParams, InsertParams, MissReason
 
 PROMPT = list(range(100, 140))
 

@@ -8,12 +8,12 @@ import pytest
 
 from uhrc_core.assemble import build_kv_cache, make_device_pools
 from uhrc_core.baseline import ChunkCache, SWARadixCache
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.loading import parse_config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import ConfigError
-from uhrc_core.loading import parse_config
-from uhrc_core.node import ComponentType
-from uhrc_core.resolve import resolve
-from uhrc_core.resolved import ResolvedConfig
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.kinds import ComponentType
 from uhrc_full.model_layers import full_layers
 from uhrc_swa.component import SWAComponent
 from uhrc_swa.model_layers import window_layers

@@ -20,14 +20,14 @@ import pytest
 from tests.support import PlainRequest, match
 from tests.swa.fake_device import FULL, SWA, Sizes, WindowDevice, insert, swa_of, take, window_cache
 from uhrc_core.assemble import build_kv_cache
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import SWARadixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, IncLockRefResult, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.loading import parse_config
 from uhrc_core.errors import CacheError, ConfigError, ReceiptError
-from uhrc_core.key import RadixKey
-from uhrc_core.loading import parse_config
-from uhrc_core.params import EvictParams, IncLockRefResult, InsertParams
 from uhrc_core.testing.faults import failing_allocation
-from uhrc_core.tree import UnifiedRadixCache
 
 _EVERYTHING = 10**9
 

@@ -10,11 +10,12 @@ import pytest
 
 from tests.support import PlainRequest
 from tests.swa.fake_device import FULL, SWA, Sizes, WindowDevice, states, swa_of, window_cache
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.key import RadixKey
-from uhrc_core.node import IndexArray, UnifiedTreeNode
-from uhrc_core.params import EvictParams, IncLockRefResult, InsertParams
-from uhrc_core.tree import UnifiedRadixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import EvictParams, IncLockRefResult, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.indices import IndexArray
 
 
 @dataclass

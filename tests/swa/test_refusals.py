@@ -21,14 +21,14 @@ from tests.swa.fake_device import (
     take,
     window_cache,
 )
-from uhrc_core.base import BasePrefixCache
 from uhrc_core.baseline import ChunkCache, SWARadixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.eviction import LFU
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import CacheError, InvalidIndexError, InvalidParamsError
-from uhrc_core.eviction import LFU
-from uhrc_core.key import RadixKey
-from uhrc_core.params import EvictParams, InsertParams
 from uhrc_core.testing.faults import failing_allocation
-from uhrc_core.tree import UnifiedRadixCache
 
 TREES = [UnifiedRadixCache, SWARadixCache]
 SMALL = Sizes(8, 8, page_size=2, window=2, extend=4)

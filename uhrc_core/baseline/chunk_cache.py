@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from uhrc_core.baseline.radix_cache import RadixCache
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import (
+from uhrc_core.cache.holding import RequestState
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.params import (
     InsertParams,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
     MissReason,
 )
-from uhrc_core.request_state import RequestState
+from uhrc_core.kinds import ComponentType
 
 
 class ChunkCache(RadixCache):

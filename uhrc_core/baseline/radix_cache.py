@@ -10,14 +10,13 @@ from copy import deepcopy
 
 import numpy as np
 
-from uhrc_core import audit
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.errors import InvalidParamsError, StaleNodeError
-from uhrc_core.events import CacheEvent
-from uhrc_core.key import RadixKey
-from uhrc_core.locks import Tokens
-from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import (
+from uhrc_core.cache import audit
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.events import CacheEvent
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.locks import Tokens
+from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
+from uhrc_core.cache.params import (
     CacheStats,
     DecLockRefParams,
     EvictParams,
@@ -29,6 +28,9 @@ from uhrc_core.params import (
     MatchResult,
     MissReason,
 )
+from uhrc_core.errors import InvalidParamsError, StaleNodeError
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 
 
 class RadixCache(BasePrefixCache):

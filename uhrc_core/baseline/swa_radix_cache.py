@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from uhrc_core.baseline.radix_cache import RadixCache
+from uhrc_core.cache.locks import Tokens
+from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
+from uhrc_core.cache.params import EvictParams, InsertParams, InsertResult, MissReason
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
-from uhrc_core.locks import Tokens
-from uhrc_core.node import ComponentData, ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import EvictParams, InsertParams, InsertResult, MissReason
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import SWATokenToKVPoolAllocator
 
 

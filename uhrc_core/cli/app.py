@@ -11,7 +11,7 @@ from uhrc_core.cli.commands import check, describe, plugins, schema
 from uhrc_core.cli.new_plugin import new_plugin
 from uhrc_core.cli.plugin_commands import plugin_commands
 from uhrc_core.errors import PluginError
-from uhrc_core.plugins import PluginCatalog, installed_plugins
+from uhrc_core.registry.catalog import PluginCatalog, installed_plugins
 
 CORE_COMMANDS: dict[str, Callable[..., None]] = {
     "plugins": plugins,

@@ -13,11 +13,11 @@ from uhrc_core.assemble import cache_class
 from uhrc_core.cli.describe import description, print_description
 from uhrc_core.cli.options import fail, with_config
 from uhrc_core.cli.plugin_commands import plugin_commands
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.config.schema import config_schema
 from uhrc_core.errors import PluginError
-from uhrc_core.plugins import PluginCatalog, PluginEntry, installed_plugins
-from uhrc_core.resolve import resolve
-from uhrc_core.schema import config_schema
+from uhrc_core.registry.catalog import PluginCatalog, PluginEntry, installed_plugins
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

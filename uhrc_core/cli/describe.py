@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from uhrc_core.assemble import cache_class
-from uhrc_core.guard import call_factory
-from uhrc_core.node import ComponentType
-from uhrc_core.resolved import ResolvedComponent, ResolvedConfig
+from uhrc_core.boundary import call_factory
+from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
+from uhrc_core.kinds import ComponentType
 
 _UNITS = {
     ComponentType.FULL: "tokens",

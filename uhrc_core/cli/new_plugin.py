@@ -21,9 +21,9 @@ import typer
 
 from uhrc_core.cli.options import fail
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.hookspecs import UHRC_API
-from uhrc_core.plugins import installed_plugins
-from uhrc_core.policies import BUILTIN_POLICIES
+from uhrc_core.registry.catalog import installed_plugins
+from uhrc_core.registry.hookspecs import UHRC_API
+from uhrc_core.registry.policies import BUILTIN_POLICIES
 
 _TEMPLATES = files("uhrc_core") / "templates"
 _SUFFIX = ".tmpl"

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from uhrc_core.config.loading import load_config
 from uhrc_core.errors import ConfigError, PluginError
-from uhrc_core.loading import load_config
 
 #: Flag, its type, and the key it sets.
 FLAGS: tuple[tuple[str, type, str], ...] = (

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import typer
 from typer.main import get_command
 
+from uhrc_core.boundary import plugin_code
 from uhrc_core.errors import PluginError
-from uhrc_core.guard import plugin_code
-from uhrc_core.registry import Registry
+from uhrc_core.registry.registry import Registry
 
 
 def plugin_commands(registry: Registry) -> tuple[dict[str, Callable[..., None]], list[str]]:

@@ -5,10 +5,12 @@ from uhrc_core.pools.allocator import (
     PagedTokenToKVPoolAllocator,
     TokenToKVPoolAllocator,
 )
+from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.pools.req_to_token import ReqToTokenPool
 from uhrc_core.pools.swa import SWATokenToKVPoolAllocator
 
 __all__ = [
+    "HybridReqToTokenPool",
     "PagedIndexAllocator",
     "PagedTokenToKVPoolAllocator",
     "ReqToTokenPool",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from uhrc_core.checks import count, index_array
+from uhrc_core.arguments import count
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
-from uhrc_core.ledger import Ledger
-from uhrc_core.node import IndexArray
+from uhrc_core.indices import IndexArray, index_array
+from uhrc_core.pools.ledger import Ledger
 
 
 class PagedIndexAllocator:

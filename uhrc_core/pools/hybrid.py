@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uhrc_core.node import IndexArray
+from uhrc_core.indices import IndexArray
 from uhrc_core.pools.allocator import PagedIndexAllocator
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from uhrc_core.errors import RequestError
-from uhrc_core.node import IndexArray
+from uhrc_core.indices import IndexArray
 
 
 class ReqToTokenPool:

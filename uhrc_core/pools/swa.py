@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from uhrc_core.checks import index_array
 from uhrc_core.errors import InvalidIndexError
-from uhrc_core.node import IndexArray
+from uhrc_core.indices import IndexArray, index_array
 from uhrc_core.pools.allocator import PagedIndexAllocator
 
 

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from uhrc_core.key import RadixKey
+from uhrc_core.cache.key import RadixKey
 
 #: Tokens of the key that a rank has cached, changing nothing: `BasePrefixCache.peek_prefix_len`.
 PrefixProbe = Callable[[RadixKey], int]

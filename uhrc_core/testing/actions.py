@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from uhrc_core.base import BasePrefixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import ExtraKey, RadixKey
+from uhrc_core.cache.lifecycle import EVICT_FIELD
+from uhrc_core.cache.params import EvictParams, IncLockRefResult, MatchPrefixParams
 from uhrc_core.errors import StaleNodeError
-from uhrc_core.key import ExtraKey, RadixKey
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams, IncLockRefResult, MatchPrefixParams
-from uhrc_core.request import EVICT_FIELD
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing.paper import FORWARD_PAGES, PaperDevice, PlainRequest, positions
 
 #: Few distinct pages, so that prefixes are shared, split and extended often.

@@ -25,12 +25,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from uhrc_core.base import BasePrefixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.lifecycle import EVICT_FIELD
+from uhrc_core.cache.params import EvictParams, IncLockRefResult, MatchPrefixParams, MatchResult
 from uhrc_core.errors import StaleNodeError
-from uhrc_core.key import RadixKey
-from uhrc_core.node import ComponentType, IndexArray
-from uhrc_core.params import EvictParams, IncLockRefResult, MatchPrefixParams, MatchResult
-from uhrc_core.request import EVICT_FIELD
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing.actions import (
     RandomProgram,
     check_locked,

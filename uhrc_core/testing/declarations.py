@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from uhrc_core.guard import mistake_in
-from uhrc_core.hf_config import text_config
-from uhrc_core.recurrent import RecurrentBackendSpec, RecurrentModel
-from uhrc_core.specs import ConfigTable
+from uhrc_core.boundary import mistake_in
+from uhrc_core.registry.hf_config import text_config
+from uhrc_core.registry.recurrent import RecurrentBackendSpec, RecurrentModel
+from uhrc_core.registry.tables import ConfigTable
 
 #: Models of others; those of a suite's own model types are left out.
 FOREIGN_CONFIGS: tuple[Mapping[str, Any], ...] = (

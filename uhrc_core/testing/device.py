@@ -15,12 +15,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.eviction import LRU
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import LayerKind
-from uhrc_core.plugins import installed_plugins
-from uhrc_core.recurrent import MODEL_DTYPE, RecurrentBackendSpec
-from uhrc_core.specs import ComponentContext, ConfigTable
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.catalog import installed_plugins
+from uhrc_core.registry.plan import LayerKind
+from uhrc_core.registry.recurrent import MODEL_DTYPE, RecurrentBackendSpec
+from uhrc_core.registry.specs import ComponentContext
+from uhrc_core.registry.tables import ConfigTable
 from uhrc_core.testing.compare import Array, State, choose
 
 ROWS = 4

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from uhrc_core.node import IndexArray
+from uhrc_core.indices import IndexArray
 from uhrc_core.pools import PagedIndexAllocator
 
 

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from uhrc_core.hicache import (
+from uhrc_core.cache.host_tier import (
     DeviceSpan,
     HiCacheContext,
     HiCacheEvent,
@@ -30,8 +30,8 @@ from uhrc_core.hicache import (
     WriteBackEvent,
     WriteThroughEvent,
 )
-from uhrc_core.key import ExtraKey, RadixKey
-from uhrc_core.node import ComponentType
+from uhrc_core.cache.key import ExtraKey, RadixKey
+from uhrc_core.kinds import ComponentType
 from uhrc_core.testing.actions import RandomProgram, page_tokens
 from uhrc_core.testing.hicache_bench import HostBench, units_of
 from uhrc_core.testing.paper import PlainRequest

@@ -15,26 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from uhrc_core.assemble import build_kv_cache
-from uhrc_core.hicache import (
+from uhrc_core.cache.host_tier import (
     DeviceSpan,
     HiCacheContext,
     HiCacheEvent,
     HiCacheHooks,
-    HiCacheSpec,
     HostQuery,
     PrefetchEvent,
     WriteBackEvent,
     WriteThroughEvent,
 )
-from uhrc_core.key import TOKEN_BYTES, RadixKey
-from uhrc_core.loading import parse_config
-from uhrc_core.node import ComponentType
-from uhrc_core.params import EvictParams
-from uhrc_core.request import EVICT_FIELD
-from uhrc_core.resolve import resolve
-from uhrc_core.specs import HiCacheParams
+from uhrc_core.cache.key import TOKEN_BYTES, RadixKey
+from uhrc_core.cache.lifecycle import EVICT_FIELD
+from uhrc_core.cache.params import EvictParams
+from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.loading import parse_config
+from uhrc_core.config.resolve import resolve
+from uhrc_core.kinds import ComponentType
+from uhrc_core.registry.specs import HiCacheParams, HiCacheSpec
 from uhrc_core.testing.paper import PaperDevice, Place, PlainRequest, Prefix
-from uhrc_core.tree import UnifiedRadixCache
 
 Units = npt.NDArray[np.int64]
 #: What `PaperPool.read` gives: nested like a device pool's, one layer of one array.

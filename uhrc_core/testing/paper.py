@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from uhrc_core.base import BasePrefixCache
-from uhrc_core.key import TOKEN_BYTES, ExtraKey, Namespace, RadixKey
-from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import MatchResult
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.key import TOKEN_BYTES, ExtraKey, Namespace, RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import MatchResult
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 
 _REC = ComponentType.RECURRENT
 

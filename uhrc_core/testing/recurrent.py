@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from uhrc_core.recurrent import MODEL_DTYPE
+from uhrc_core.registry.recurrent import MODEL_DTYPE
 from uhrc_core.testing.compare import (
     check_same_bits,
     check_same_state,

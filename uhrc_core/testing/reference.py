@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from uhrc_core.audit import Audited
-from uhrc_core.key import Namespace, RadixKey
-from uhrc_core.node import ComponentType, IndexArray
+from uhrc_core.cache.audit import Audited
+from uhrc_core.cache.key import Namespace, RadixKey
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
 
 #: A whole number of pages of tokens from the root, as bytes, in its namespace.
 Prefix = tuple[Namespace, bytes]

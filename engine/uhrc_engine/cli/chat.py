@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from uhrc_core.cli.options import with_config
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
 from uhrc_engine.cli.loading import MaxNewTokens, Seed, Temperature, TopP, load_engine
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from uhrc_core.cli.options import with_config
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
 from uhrc_engine.cli.loading import MaxNewTokens, Seed, Temperature, TopP, load_engine
 
 Prompt = Annotated[str, typer.Option(help="The text to continue; - reads standard input.")]

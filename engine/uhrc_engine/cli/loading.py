@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_engine.config import EngineTable
 from uhrc_engine.request import InvalidRequestError, Request, check_request

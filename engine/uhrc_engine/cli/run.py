@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from uhrc_core.cli.options import with_config
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
 from uhrc_core.errors import ConfigError
 from uhrc_engine.cli.loading import model_path, stderr
 from uhrc_engine.workload.config import WorkloadTable

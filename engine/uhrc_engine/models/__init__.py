@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from uhrc_core.boundary import plugin_code
 from uhrc_core.errors import PluginError
-from uhrc_core.guard import plugin_code
 from uhrc_engine.models.contract import Model
 from uhrc_engine.models.errors import UnsupportedModelError
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from uhrc_core.recurrent import RecurrentBackendSpec
+from uhrc_core.registry.recurrent import RecurrentBackendSpec
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.errors import UnsupportedModelError

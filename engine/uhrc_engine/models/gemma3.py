@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from uhrc_core.hf_config import text_config
+from uhrc_core.registry.hf_config import text_config
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.decoder import Decoder, ModuleNames, Step

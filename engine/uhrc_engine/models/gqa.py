@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from uhrc_core.hf_config import layer_types_of, window_layers_of
+from uhrc_core.registry.hf_config import layer_types_of, window_layers_of
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import LayerCache, Params, StepInputs, TensorReader
 from uhrc_engine.models.errors import UnsupportedModelError

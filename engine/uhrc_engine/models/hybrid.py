@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.recurrent import RecurrentBackendSpec, RecurrentModel
+from uhrc_core.registry.recurrent import RecurrentBackendSpec, RecurrentModel
 from uhrc_engine.models.contract import RECURRENT, LayerCache
 from uhrc_engine.models.decoder import Decoder, ModuleNames, Step
 from uhrc_engine.models.errors import UnsupportedModelError

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import jax
 
-from uhrc_core.hf_config import text_config
+from uhrc_core.registry.hf_config import text_config
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import Params, TensorReader
 from uhrc_engine.models.gdn import GDN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from uhrc_core.config import Config
+from uhrc_core.config.config import Config
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.config import EngineTable
 from uhrc_engine.engine import Engine

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from uhrc_core.errors import ConfigError
-from uhrc_core.specs import ConfigPath, ConfigTable, PositiveInt
+from uhrc_core.registry.tables import ConfigPath, ConfigTable, PositiveInt
 
 BUILT_IN = Path(__file__).parent / "data" / "conversations.toml"
 

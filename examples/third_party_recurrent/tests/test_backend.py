@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.node import ComponentType
-from uhrc_core.recurrent import hybrid_layers
+from uhrc_core.plugin_api import ComponentType, ConfigError, hybrid_layers
 from uhrc_mamba2 import ssd
 from uhrc_mamba2.backend import MAMBA2, Mamba2Params, matches_hf_config
 from uhrc_mamba2.bamba import Bamba

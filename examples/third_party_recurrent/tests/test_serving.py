@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uhrc_core.loading import parse_config
-from uhrc_core.node import ComponentType
+from uhrc_core.config.loading import parse_config
+from uhrc_core.plugin_api import ComponentType
 from uhrc_engine import Completion, Engine, Request
 from uhrc_engine.assembly import EngineParts, build_parts
 from uhrc_engine.weights import load_seeded

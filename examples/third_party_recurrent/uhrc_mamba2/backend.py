@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.hf_config import layer_types_of, num_layers_of, size_of, text_config
-from uhrc_core.recurrent import (
+from uhrc_core.plugin_api import (
     BufferShape,
+    ConfigError,
+    ConfigTable,
+    PositiveInt,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
     conv_buffers,
+    layer_types_of,
+    num_layers_of,
+    size_of,
+    text_config,
 )
-from uhrc_core.specs import ConfigTable, PositiveInt
 
 _KERNELS = ("mamba2_step", "mamba2_prefill", "conv1d_step", "conv1d_prefill")
 _MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.recurrent import RecurrentBackendSpec
+from uhrc_core.plugin_api import RecurrentBackendSpec, hookimpl
 from uhrc_mamba2.backend import MAMBA2
 
 UHRC_API = (1, 0)

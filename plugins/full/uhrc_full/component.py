@@ -12,10 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import HostNeed, MatchValidator, TreeComponent
-from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import InsertParams, InsertResult, MissReason
-from uhrc_core.request_state import RequestState
+from uhrc_core.plugin_api import (
+    ComponentType,
+    HostNeed,
+    IndexArray,
+    InsertParams,
+    InsertResult,
+    MatchValidator,
+    MissReason,
+    RequestState,
+    TreeComponent,
+    UnifiedTreeNode,
+)
 
 _FULL = ComponentType.FULL
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from uhrc_core.errors import ConfigError
+from uhrc_core.plugin_api import ConfigError
 
 TPU_LANES = 128
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import (
+from uhrc_core.plugin_api import (
+    LayerKind,
     full_attention_layer,
     layer_types_of,
     num_layers_of,
     text_config,
     window_layers_of,
 )
-from uhrc_core.plan import LayerKind
 
 #: Families, by the model type of their text part, that have nothing but full attention (or windows
 #: beside it). A model that has more, taken for one of these, would share its KV without the rest of

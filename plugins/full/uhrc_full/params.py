@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from uhrc_core.specs import ComponentParams, PositiveInt
+from uhrc_core.plugin_api import ComponentParams, PositiveInt
 
 
 class KVPoolParams(ComponentParams):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uhrc_core.plan import BufferPlan, PoolPlan
-from uhrc_core.specs import ComponentContext
+from uhrc_core.plugin_api import BufferPlan, ComponentContext, PoolPlan
 from uhrc_full import layout
 from uhrc_full.params import KVPoolParams
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import LayerKind, PoolPlan
-from uhrc_core.pools import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-from uhrc_core.specs import ComponentContext, ComponentSpec
+from uhrc_core.plugin_api import (
+    ComponentContext,
+    ComponentSpec,
+    ComponentType,
+    ConfigError,
+    LayerKind,
+    PagedTokenToKVPoolAllocator,
+    PoolPlan,
+    TokenToKVPoolAllocator,
+    hookimpl,
+)
 from uhrc_full import layout
 from uhrc_full.model_layers import attention_of, full_layers
 from uhrc_full.params import FullParams

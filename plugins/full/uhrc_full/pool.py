@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from uhrc_core.errors import InvalidIndexError
+from uhrc_core.plugin_api import InvalidIndexError
 from uhrc_full.kernels.kv_update import kv_update
 from uhrc_full.layout import BufferSpec, LaneLayout, MLAShape, PoolPlan, RowLayout
 

@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from uhrc_core.hicache import (
+from uhrc_core.plugin_api import (
+    ComponentType,
     HiCacheEvent,
     HiCacheHooks,
     HostQuery,
+    Namespace,
     PrefetchEvent,
     WriteBackEvent,
     WriteThroughEvent,
 )
-from uhrc_core.key import Namespace
-from uhrc_core.node import ComponentType
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from uhrc_core.hicache import HiCacheContext, HiCacheSpec
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.specs import HiCacheParams, PositiveInt
+from uhrc_core.plugin_api import HiCacheContext, HiCacheParams, HiCacheSpec, PositiveInt, hookimpl
 
 if TYPE_CHECKING:
     from uhrc_hicache_stub.hooks import RecordingHooks

@@ -15,19 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import HostNeed, MatchValidator, StateSlots, TreeComponent
-from uhrc_core.errors import InvalidParamsError, StaleNodeError
-from uhrc_core.eviction import EvictionPolicy
-from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import (
+from uhrc_core.plugin_api import (
+    ComponentType,
+    EvictionPolicy,
+    HostNeed,
+    HybridReqToTokenPool,
+    IndexArray,
     InsertParams,
     InsertResult,
+    InvalidParamsError,
     MatchPrefixParams,
     MatchResult,
+    MatchValidator,
     MissReason,
+    RequestState,
+    StaleNodeError,
+    StateSlots,
+    TreeComponent,
+    UnifiedTreeNode,
 )
-from uhrc_core.pools.hybrid import HybridReqToTokenPool
-from uhrc_core.request_state import RequestState
 from uhrc_recurrent.track import RequestSlots, TrackSlot
 
 _REC = ComponentType.RECURRENT

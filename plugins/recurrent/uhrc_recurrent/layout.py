@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.recurrent import ITEM_BYTES, MODEL_DTYPE, BufferShape, StateLayout
+from uhrc_core.plugin_api import ITEM_BYTES, MODEL_DTYPE, BufferShape, ConfigError, StateLayout
 
 TPU_LANES = 128
 

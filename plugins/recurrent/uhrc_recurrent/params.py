@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from uhrc_core.config import Config
-from uhrc_core.errors import ConfigError
-from uhrc_core.plan import LayerKind
-from uhrc_core.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
-from uhrc_core.specs import ComponentParams, PositiveInt
+from uhrc_core.plugin_api import (
+    EXTRA_BUFFER,
+    ONE_BACKEND,
+    TRACK_ON_PAGES,
+    ComponentParams,
+    ConfigError,
+    PositiveInt,
+    RestOfConfig,
+)
 
 
 class RecurrentParams(ComponentParams):
@@ -28,7 +31,7 @@ class RecurrentParams(ComponentParams):
     )
     num_slots: PositiveInt | None = Field(
         default=None,
-        description="Pool size per dp rank; unset: what cache.max_requests requests own, and "
+        description="Pool size per dp rank; unset: what rest.cache.max_requests requests own, and "
         "snapshot_headroom on top.",
     )
     snapshot_headroom: Annotated[float, Field(gt=0, le=1000)] = Field(
@@ -80,14 +83,14 @@ class RecurrentParams(ComponentParams):
     def backend_name(self) -> str | None:
         return self.backend
 
-    def settled(self, config: Config, layers: Sequence[LayerKind]) -> Self:
-        kinds = sorted({layer.backend for layer in layers})
+    def settled(self, rest: RestOfConfig) -> Self:
+        kinds = sorted({layer.backend for layer in rest.layers})
         if self.backend is not None and kinds and kinds != [self.backend]:
             raise ConfigError(f"backend = {self.backend!r}: the model's layers are {kinds[0]}")
-        owned = config.cache.max_requests * self.request_owned_slots
-        chunk, page_size = config.scheduler.chunked_prefill_size, config.cache.page_size
+        owned = rest.cache.max_requests * self.request_owned_slots
+        chunk, page_size = rest.scheduler.chunked_prefill_size, rest.cache.page_size
         interval = self.track_interval or chunk or page_size
-        if interval % page_size and not config.cache.disable_radix_cache:
+        if interval % page_size and not rest.cache.disable_radix_cache:
             unset = "" if self.track_interval else ", from scheduler.chunked_prefill_size"
             raise ConfigError(
                 f"track_interval = {interval}{unset}: not whole pages of cache.page_size = "

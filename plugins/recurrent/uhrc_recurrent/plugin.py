@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import BufferPlan, LayerKind, PoolPlan
-from uhrc_core.recurrent import RecurrentBackendSpec
-from uhrc_core.specs import ComponentContext, ComponentSpec
+from uhrc_core.plugin_api import (
+    BufferPlan,
+    ComponentContext,
+    ComponentSpec,
+    ComponentType,
+    ConfigError,
+    LayerKind,
+    PoolPlan,
+    RecurrentBackendSpec,
+    hookimpl,
+)
 from uhrc_recurrent import layout
 from uhrc_recurrent.backends import BUILTIN_BACKENDS
 from uhrc_recurrent.params import RecurrentParams
@@ -48,7 +53,7 @@ def uhrc_recurrent_backends() -> list[RecurrentBackendSpec]:
 
 def make_component(params: RecurrentParams, context: ComponentContext) -> RecurrentComponent:
     """The control plane: tree component and slot pool."""
-    from uhrc_core.pools.hybrid import HybridReqToTokenPool
+    from uhrc_core.plugin_api import HybridReqToTokenPool
     from uhrc_recurrent.component import RecurrentComponent, TrackPlan
 
     assert params.num_slots is not None and params.track_interval is not None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from uhrc_core.errors import InvalidIndexError
+from uhrc_core.plugin_api import InvalidIndexError
 from uhrc_recurrent.kernels.slot_copy import copy_slots
 from uhrc_recurrent.kernels.track_scatter import gather_slots, scatter_slots, track_scatter
 from uhrc_recurrent.layout import BufferSpec, PoolPlan

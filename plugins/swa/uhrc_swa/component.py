@@ -17,13 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from uhrc_core.component import HostNeed, MatchValidator, TreeComponent
-from uhrc_core.errors import InvalidIndexError, InvalidParamsError, StaleNodeError
-from uhrc_core.eviction import EvictionPolicy
-from uhrc_core.node import ComponentType, IndexArray, UnifiedTreeNode
-from uhrc_core.params import InsertParams, InsertResult, MatchResult, MissReason
-from uhrc_core.pools import PagedIndexAllocator, SWATokenToKVPoolAllocator
-from uhrc_core.request_state import RequestState
+from uhrc_core.plugin_api import (
+    ComponentType,
+    EvictionPolicy,
+    HostNeed,
+    IndexArray,
+    InsertParams,
+    InsertResult,
+    InvalidIndexError,
+    InvalidParamsError,
+    MatchResult,
+    MatchValidator,
+    MissReason,
+    PagedIndexAllocator,
+    RequestState,
+    StaleNodeError,
+    SWATokenToKVPoolAllocator,
+    TreeComponent,
+    UnifiedTreeNode,
+)
 from uhrc_swa.window import WindowPlan
 
 _SWA = ComponentType.SWA

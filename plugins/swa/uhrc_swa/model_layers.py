@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.errors import ConfigError
-from uhrc_core.hf_config import (
+from uhrc_core.plugin_api import (
+    ComponentType,
+    ConfigError,
+    LayerKind,
     full_attention_layer,
     layer_types_of,
     num_layers_of,
@@ -14,8 +16,6 @@ from uhrc_core.hf_config import (
     text_config,
     window_layers_of,
 )
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import LayerKind
 from uhrc_full.model_layers import is_known
 
 _KINDS = {"full_attention", "sliding_attention"}

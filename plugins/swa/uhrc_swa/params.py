@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field
 
-from uhrc_core.config import Config
-from uhrc_core.errors import ConfigError
-from uhrc_core.plan import LayerKind
-from uhrc_core.specs import INDEX_MAX, PositiveInt
-from uhrc_full.params import FullParams, KVPoolParams
+from uhrc_core.plugin_api import (
+    INDEX_MAX,
+    ConfigError,
+    PositiveInt,
+    RestOfConfig,
+)
+from uhrc_full.params import KVPoolParams
 from uhrc_swa.window import WindowPlan
 
 
@@ -50,8 +51,8 @@ class SWAParams(KVPoolParams):
         """What one request owns, and the window it has locked in the tree."""
         return self._within(page_size, max_context_len, self.plan(page_size).request_tokens)
 
-    def settled(self, config: Config, layers: Sequence[LayerKind]) -> Self:
-        windows = sorted({layer.shape["window_tokens"] for layer in layers})
+    def settled(self, rest: RestOfConfig) -> Self:
+        windows = sorted({layer.shape["window_tokens"] for layer in rest.layers})
         if len(windows) > 1:
             raise ConfigError(
                 f"window_tokens: the model's layers have windows of {windows}, and one pool frees "
@@ -62,8 +63,8 @@ class SWAParams(KVPoolParams):
             raise ConfigError("window_tokens: not set; set it, or model.hf_config")
         if windows and windows != [window]:
             raise ConfigError(f"window_tokens = {window}: the model's is {windows[0]}")
-        cache = config.cache
-        chunk = config.scheduler.chunked_prefill_size
+        cache = rest.cache
+        chunk = rest.scheduler.chunked_prefill_size
         if self.extend_tokens is not None and self.extend_tokens < (chunk or 0):
             raise ConfigError(
                 f"extend_tokens = {self.extend_tokens}: a forward adds up to "
@@ -80,15 +81,10 @@ class SWAParams(KVPoolParams):
             owned = self._within(cache.page_size, cache.max_context_len, owned)
             num_tokens = math.ceil(cache.max_requests * owned * (1 + self.prefix_headroom))
             least = table.num_units_min(cache.page_size, cache.max_context_len)
-            limit = min(INDEX_MAX // cache.dp_size, max(_full_tokens(config), least))
+            # No more tokens than FULL holds could ever have window data.
+            limit = min(INDEX_MAX // cache.dp_size, max(rest.full_tokens or INDEX_MAX, least))
             return table.with_num_units(min(max(num_tokens, least), limit), cache.page_size)
         return table
 
     def _within(self, page_size: int, max_context_len: int, num_tokens: int) -> int:
         return min(-(-max_context_len // page_size) * page_size, num_tokens)
-
-
-def _full_tokens(config: Config) -> int:
-    """Tokens that the FULL pool is set to have: no more could ever have window data."""
-    sizes = (t.num_tokens for t in config.components.values() if isinstance(t, FullParams))
-    return next((size for size in sizes if size is not None), INDEX_MAX)

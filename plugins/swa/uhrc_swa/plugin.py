@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uhrc_core.hookspecs import hookimpl
-from uhrc_core.node import ComponentType
-from uhrc_core.plan import LayerKind, PoolPlan
-from uhrc_core.pools import SWATokenToKVPoolAllocator
-from uhrc_core.specs import ComponentContext, ComponentSpec
+from uhrc_core.plugin_api import (
+    ComponentContext,
+    ComponentSpec,
+    ComponentType,
+    LayerKind,
+    PoolPlan,
+    SWATokenToKVPoolAllocator,
+    hookimpl,
+)
 from uhrc_full import layout
 from uhrc_full.planning import buffers_of, lay_out
 from uhrc_swa.model_layers import window_layers

@@ -1,11 +1,11 @@
-"""The device kernels of the FULL component, chosen as `uhrc_core.kernels` says."""
+"""The device kernels of the FULL component, chosen as `uhrc_core.plugin_api.Kernel` says."""
 
 from functools import partial
 
 import jax
 
-from uhrc_core import kernels
+from uhrc_core import plugin_api
 
 __all__ = ["Kernel"]
 
-Kernel = partial(kernels.Kernel, platform=jax.default_backend)
+Kernel = partial(plugin_api.Kernel, platform=jax.default_backend)

@@ -6,14 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import linear_layers_of, num_layers_of, size_of, text_config
-from uhrc_core.recurrent import (
+from uhrc_core.plugin_api import (
     BufferShape,
+    ConfigTable,
+    PositiveInt,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
+    linear_layers_of,
+    num_layers_of,
+    size_of,
+    text_config,
 )
-from uhrc_core.specs import ConfigTable, PositiveInt
 from uhrc_recurrent.backends.kda import is_kda_bailing
 
 _MINIMAX_TYPES = ("minimax", "minimax_text_01", "minimax_m1")

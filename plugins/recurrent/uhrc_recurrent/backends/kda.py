@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uhrc_core.hf_config import linear_layers_of, num_layers_of, size_of, text_config
-from uhrc_core.recurrent import (
+from uhrc_core.plugin_api import (
     BufferShape,
+    ConfigTable,
+    PositiveInt,
     RecurrentBackendSpec,
     RecurrentModel,
     StateLayout,
     conv_buffers,
+    linear_layers_of,
+    num_layers_of,
+    size_of,
+    text_config,
 )
-from uhrc_core.specs import ConfigTable, PositiveInt
 
 _KERNELS = ("kda_step", "kda_prefill", "conv1d_step", "conv1d_prefill")
 

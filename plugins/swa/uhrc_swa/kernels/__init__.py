@@ -1,4 +1,4 @@
-"""The device kernels of the SWA component, chosen as `uhrc_core.kernels` says."""
+"""The device kernels of the SWA component, chosen as `uhrc_core.registry.kernels` says."""
 
 from uhrc_full.kernels import Kernel
 

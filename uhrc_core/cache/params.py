@@ -1,0 +1,205 @@
+"""Typed parameters and results of the cache's operations (RFC 4.6).
+
+Parameters are frozen pydantic models, checked where they are made; results are plain slotted
+dataclasses. Lengths and quotas name their unit: tokens for FULL and SWA, slots for RECURRENT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.errors import InvalidParamsError
+from uhrc_core.indices import IndexArray, index_array
+from uhrc_core.kinds import ComponentType
+
+Indices = Annotated[IndexArray, PlainValidator(index_array)]
+
+
+class Params(BaseModel):
+    """Base of all parameter models: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
+    )
+
+    if not TYPE_CHECKING:  # the checker keeps the signature pydantic synthesizes
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                name = type(self).__name__
+                raise InvalidParamsError(
+                    "; ".join(
+                        f"{name}.{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}"
+                        for e in error.errors()
+                    )
+                ) from error
+
+
+class MatchPrefixParams(Params):
+    """What to look up. Only whole pages of ``key`` can match.
+
+    ``cow_recurrent`` asks for the source of a copy-on-write clone of the recurrent state.
+    """
+
+    key: RadixKey
+    cow_recurrent: bool = False
+
+
+class InsertParams(Params):
+    """A computed prefix to publish.
+
+    Attributes:
+        key: the tokens; only whole pages are inserted.
+        value: int32[len(key)] FULL pool indices of those tokens. The cache copies what it keeps.
+        prev_prefix_len: tokens the caller already holds from the tree (its locked prefix), whole
+            pages.
+        priority: raises the priority of every node on the path (``priority`` policy).
+        swa_evicted_seqlen: whole pages; before it (and before ``prev_prefix_len``) the caller holds
+            no SWA data, from it on every index of ``value`` is mapped to an SWA one it holds.
+        recurrent_value: slot that holds the recurrent state after exactly ``recurrent_seqlen``
+            tokens; the tree takes it over unless it has a snapshot there (`InsertResult`).
+        recurrent_seqlen: where the snapshot belongs, whole pages, within the key; needed with
+            ``recurrent_value``.
+    """
+
+    key: RadixKey
+    value: Indices
+    prev_prefix_len: int = Field(default=0, ge=0)
+    priority: int = 0
+    swa_evicted_seqlen: int = Field(default=0, ge=0)
+    recurrent_value: int | None = Field(default=None, ge=0, lt=2**31)
+    recurrent_seqlen: int | None = Field(default=None, gt=0)
+
+
+class EvictParams(Params):
+    """What to reclaim on one rank, per component.
+
+    With ``shortfall`` the numbers are not quotas to evict but amounts the allocator must be able to
+    serve: eviction stops as soon as that many are free, whatever freed them.
+    """
+
+    num_tokens: int = Field(default=0, ge=0)
+    swa_num_tokens: int = Field(default=0, ge=0)
+    recurrent_num: int = Field(default=0, ge=0)
+    dp_rank: int = Field(default=0, ge=0)
+    shortfall: bool = False
+
+    def amount(self, kind: ComponentType) -> int:
+        """Requested amount of one component, in its own unit."""
+        return (self.num_tokens, self.swa_num_tokens, self.recurrent_num)[kind]
+
+
+class MissReason(StrEnum):
+    """What kept a match from being longer."""
+
+    NO_PREFIX = "no_prefix"
+    FULL_EVICTED = "full_evicted"
+    SWA_WINDOW = "swa_window"
+    NO_SNAPSHOT = "no_snapshot"
+    DISABLED = "disabled"
+
+
+@dataclass(slots=True)
+class MatchResult:
+    """The reusable prefix of a key.
+
+    Attributes:
+        device_indices: int32[hit] FULL pool indices, a copy; valid while the node is locked.
+        last_device_node, last_host_node, best_match_node: the deepest node every component
+            accepts (all three are one: the tree has device data alone). Lock it before anything
+            evicts.
+        host_hit_length: tokens by which `prefetch_req` could make the hit longer, from a host
+            tier; set by `match_req`.
+        full_hit_length: tokens FULL alone would allow, at least the hit.
+        recurrent_cow_src: slot to clone the recurrent state from, when asked for and there is one.
+        recurrent_branching_seqlen: where the scheduler should take a snapshot, so that the next
+            request of this prefix hits it; ``None`` when the hit is as long as FULL allows.
+        miss_reason: what limited the hit; ``None`` when the whole key (in pages) hit.
+    """
+
+    device_indices: IndexArray
+    last_device_node: UnifiedTreeNode
+    last_host_node: UnifiedTreeNode
+    best_match_node: UnifiedTreeNode
+    host_hit_length: int = 0
+    full_hit_length: int = 0
+    recurrent_cow_src: int | None = None
+    recurrent_branching_seqlen: int | None = None
+    miss_reason: MissReason | None = None
+
+    @property
+    def hit_len(self) -> int:
+        """Tokens of the key that need not be computed."""
+        return len(self.device_indices)
+
+
+@dataclass(slots=True)
+class InsertResult:
+    """What an insert found.
+
+    Attributes:
+        prefix_len: tokens the tree already had. It keeps its own indices there; the caller frees
+            its duplicates in ``[prev_prefix_len, prefix_len)`` and gives away the rest.
+        inserted_len: tokens of the key now in the tree (whole pages); the caller keeps the tail.
+        node: the node that ends at ``inserted_len``.
+        recurrent_exist: a snapshot was there already, so the donor keeps (then frees) its slot.
+    """
+
+    prefix_len: int
+    inserted_len: int
+    node: UnifiedTreeNode
+    recurrent_exist: bool = False
+
+
+@dataclass(slots=True)
+class EvictResult:
+    """What an eviction freed, per component, in its own unit."""
+
+    num_tokens_evicted: int = 0
+    swa_num_tokens_evicted: int = 0
+    recurrent_num_evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecLockRefParams:
+    """The receipt a release must present: which acquisition it undoes."""
+
+    receipt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class IncLockRefResult:
+    """The receipt of one acquisition, anchored at the node that was locked."""
+
+    receipt_id: int
+    node: UnifiedTreeNode
+
+    def to_dec_params(self) -> DecLockRefParams:
+        return DecLockRefParams(self.receipt_id)
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Running totals since construction or `reset`; lengths in tokens.
+
+    ``prefetched_num_tokens`` says by how much prefetches from a host tier made hits longer; those
+    tokens are not in the hits, what they brought is in the inserts.
+    """
+
+    match_count: int = 0
+    query_num_tokens: int = 0
+    hit_num_tokens: int = 0
+    prefetched_num_tokens: int = 0
+    insert_count: int = 0
+    inserted_num_tokens: int = 0
+    inserted_num_snapshots: int = 0
+    evicted: EvictResult = field(default_factory=EvictResult)
+    miss_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MissReason, 0))

@@ -1,0 +1,412 @@
+"""UnifiedRadixCache: one radix tree whose nodes carry a data slot per component.
+
+The tree knows keys, nodes, receipts and the order of steps. What a slot holds, who may evict it,
+and how far a lock reaches is the component's business (`TreeComponent`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from uhrc_core.arguments import count, integer
+from uhrc_core.cache import audit
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.component import TreeComponent
+from uhrc_core.cache.events import CacheEvent, EventKind, EventLog
+from uhrc_core.cache.hicache import HiCache, host_needs
+from uhrc_core.cache.host_tier import HiCacheHooks
+from uhrc_core.cache.key import RadixKey
+from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.params import (
+    CacheStats,
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+from uhrc_core.cache.request import Request, key_of
+from uhrc_core.cache.walk import TreeWalker, Walk
+from uhrc_core.errors import InvalidParamsError, StaleNodeError
+from uhrc_core.indices import IndexArray
+from uhrc_core.kinds import ComponentType
+
+
+class UnifiedRadixCache(BasePrefixCache):
+    """The unified hybrid radix cache (RFC 4.1). See `BasePrefixCache` for the arguments."""
+
+    _next_node_id = 1  # not reused after a reset
+
+    def _start_empty(self) -> None:
+        self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
+        self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
+        self._nodes = {0: self._root}
+        self._now = 0
+        self._walker = TreeWalker(self._root, self.components, self.page_size)
+        self._stats = CacheStats()
+        self._events = EventLog()
+
+    # -- match ---------------------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The longest prefix of ``params.key`` that every component can serve.
+
+        Refreshes what the hit consumed and, when it ends inside an edge, splits the edge there.
+        Lock ``best_match_node`` before anything evicts.
+        """
+        walk = self._walk(params.key)
+        self._count_match(params.key, walk)
+        return self._use(walk, params)
+
+    def _use(self, walk: Walk, params: MatchPrefixParams) -> MatchResult:
+        self._now += 1
+        path = walk.path[: walk.best_count]
+        if path and path[-1].end > walk.best_len:
+            path[-1] = self._split(path[-1], walk.best_len)
+        for component in self.components:
+            component.refresh(path, self._now)
+        best = path[-1] if path else self._root
+        result = MatchResult(
+            device_indices=_gather(path),
+            last_device_node=best,
+            last_host_node=best,
+            best_match_node=best,
+            full_hit_length=walk.full_len,
+            miss_reason=walk.miss_reason,
+        )
+        for component in self.components:
+            component.finalize_match(result, params)
+        return result
+
+    def peek_prefix_len(self, key: RadixKey) -> int:
+        return self._walk(key).best_len
+
+    def _walk(self, key: RadixKey) -> Walk:
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        return self._walker.walk(key)
+
+    def _count_match(self, key: RadixKey, walk: Walk) -> None:
+        stats = self._stats
+        stats.match_count += 1
+        stats.query_num_tokens += len(key)
+        stats.hit_num_tokens += walk.best_len
+        if walk.miss_reason is not None:
+            stats.miss_reasons[walk.miss_reason] += 1
+
+    # -- insert --------------------------------------------------------------------------------
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Publish a computed prefix; the tree keeps what it has and takes the rest.
+
+        Walks the known prefix (a bulk comparison) and copies only the new suffix.
+
+        Raises:
+            InvalidParamsError: lengths that contradict each other or the tree.
+            InvalidIndexError: new indices that the caller does not hold, or not whole pages.
+        """
+        key = params.key
+        length = key.page_floor(self.page_size)
+        path, prefix_len, cuts = self._check_insert(params, length)
+        self._now += 1
+        node, ends = self._root, list[UnifiedTreeNode]()
+        for child in path:
+            stops = [cut for cut in cuts if child.start < cut < min(child.end, prefix_len)]
+            for stop in [*stops, min(child.end, prefix_len)]:
+                node = self._split(child, stop) if stop < child.end else child
+                node.priority = max(node.priority, params.priority)
+                ends.append(node)
+                for component in self.components:
+                    component.overlap(node, params, self._now)
+        for stop in [cut for cut in cuts if prefix_len < cut < length] + [length]:
+            if node.end < stop:
+                node = self._append(node, key.slice(node.end, stop), params)
+                ends.append(node)
+        taken = [c.commit(end, params, self._now) for end in ends for c in self.components]
+        self._stats.insert_count += 1
+        self._stats.inserted_num_tokens += length - prefix_len
+        self._stats.inserted_num_snapshots += params.recurrent_value is not None and all(taken)
+        return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
+
+    def _check_insert(
+        self, params: InsertParams, length: int
+    ) -> tuple[list[UnifiedTreeNode], int, Sequence[int]]:
+        """The nodes that hold the key, how many of its tokens they hold, and where nodes must end.
+
+        Nothing has changed yet when this raises.
+        """
+        key, value = params.key, params.value
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        if len(value) != len(key):
+            raise InvalidParamsError(
+                f"value: {len(value)} indices for a key of {len(key)} tokens; "
+                "pass one FULL index per token"
+            )
+        path, prefix_len = self._walker.descend(key, length)
+        held = params.prev_prefix_len
+        if held % self.page_size or held > prefix_len:
+            raise InvalidParamsError(
+                f"prev_prefix_len: {held} must be whole pages of {self.page_size} and at most the "
+                f"{prefix_len} tokens of this key that the tree holds"
+            )
+        new = self.token_allocator.pages(value[prefix_len:length])
+        self.token_allocator.ledger.check_held(new, key.dp_rank)
+        self._check_kinds(params)
+        cuts = set[int]()
+        for component in self.components:
+            component.check_insert(params)
+            for cut in component.insert_cuts(params, path, prefix_len):
+                if cut % self.page_size or not 0 < cut <= length:
+                    raise InvalidParamsError(
+                        f"{component.kind.name}: seqlen {cut} must be whole pages of "
+                        f"{self.page_size} within the key's {length} tokens"
+                    )
+                cuts.add(cut)
+        return path, prefix_len, sorted(cuts)
+
+    def _append(
+        self, parent: UnifiedTreeNode, edge: RadixKey, params: InsertParams
+    ) -> UnifiedTreeNode:
+        node = self._new_node(edge, parent, parent.end + len(edge), params.priority)
+        child_key = self._walker.child_key(parent, edge, 0)
+        parent.children[child_key] = node
+        self._walker.forget(parent, child_key)
+        for component in self.components:
+            component.fill(node, params, self._now)
+        self._events.add(CacheEvent(EventKind.STORED, node.id, parent.id, edge))
+        return node
+
+    def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
+        """Put a new node between ``node`` and its parent that ends at ``depth``; returns it."""
+        parent = node.parent
+        assert parent is not None and node.start < depth < node.end
+        at = depth - node.start
+        edge = node.key
+        upper = self._new_node(edge.slice(0, at), parent, depth, node.priority)
+        node.key = edge.slice(at, len(edge))
+        node.parent = upper
+        parent.children[self._walker.child_key(parent, edge, 0)] = upper
+        upper.children[self._walker.child_key(upper, node.key, 0)] = node
+        for component in self.components:
+            component.split(upper, node)
+        self._events.add(CacheEvent(EventKind.SPLIT, node.id, upper.id, upper.key))
+        return upper
+
+    def _new_node(
+        self, edge: RadixKey, parent: UnifiedTreeNode, end: int, priority: int
+    ) -> UnifiedTreeNode:
+        node = UnifiedTreeNode(self._next_node_id, edge, parent, end, priority)
+        self._next_node_id += 1
+        self._nodes[node.id] = node
+        return node
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
+        """Keep everything a holder of ``node`` needs from being evicted.
+
+        May split ancestors, so that no more is locked than that.
+
+        Raises:
+            StaleNodeError: the node was evicted or is another cache's.
+        """
+        self._check_node(node)
+        for depth in {component.lock_from(node) for component in self.components} - {0}:
+            self._end_node_at(depth, node)
+        tokens = tuple(component.acquire(node) for component in self.components)
+        return self._receipts.issue(node, tokens)
+
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
+        """Undo one `inc_lock_ref` of ``node``.
+
+        Raises:
+            ReceiptError: the receipt was used already, was given for another node, or is unknown.
+        """
+        tokens = self._receipts.redeem(node, params)
+        for component, token in zip(self.components, tokens, strict=True):
+            if token is not None:
+                component.release(node, token)
+
+    def _end_node_at(self, depth: int, below: UnifiedTreeNode) -> None:
+        """See to it that a node ends at ``depth`` on the path to ``below``."""
+        for node in below.path_to_root():
+            if node.start <= depth:
+                if node.start < depth < node.end:
+                    self._split(node, depth)
+                return
+
+    def _check_node(self, node: UnifiedTreeNode) -> None:
+        if not isinstance(node, UnifiedTreeNode) or self._nodes.get(node.id) is not node:
+            raise StaleNodeError(
+                f"{node} is not in this cache (evicted, or another cache's); match again"
+            )
+
+    # -- evict ---------------------------------------------------------------------------------
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Reclaim per component, lowest internal priority first (RFC 5.2).
+
+        A victim on an internal node takes the data of lower priority with it; on a leaf all goes
+        and the node is deleted. What is locked stays. Answers what was freed, cascades included.
+        """
+        freed = [0] * len(ComponentType)
+        self._check_amounts(params)
+        for component in self._eviction_order:
+            pool, queue = component.allocator, component.queues[params.dp_rank]
+            amount = params.amount(component.kind)
+            while amount > (
+                pool.available_size(params.dp_rank) if params.shortfall else freed[component.kind]
+            ):
+                victim = queue.pop()
+                if victim is None:
+                    break
+                try:
+                    self._evict_from(victim, component, freed)
+                except BaseException:  # an interrupt of a host tier; its faults are contained
+                    component.reconsider(victim)
+                    raise
+        self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
+        self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
+        self._stats.evicted.recurrent_num_evicted += freed[ComponentType.RECURRENT]
+        return EvictResult(*freed)
+
+    def _evict_from(self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]) -> None:
+        """Drop ``trigger``'s data at ``node`` and all that must or may go with it."""
+        victims: list[TreeComponent] = []
+        for component in self.components:
+            data = component.data(node)
+            higher = component.eviction_priority >= trigger.eviction_priority
+            if component is trigger or not (
+                data.value is None or (higher and (data.lock_ref or not node.is_leaf))
+            ):
+                victims.append(component)
+        self.hicache.write_back(node, victims)
+        for component in victims:
+            freed[component.kind] += component.drop(node)
+        if node.is_leaf:
+            self._delete_empty_leaves(node)
+
+    def _delete_empty_leaves(self, leaf: UnifiedTreeNode) -> None:
+        """Unlink ``leaf`` if it holds nothing, then its ancestors that were left bare."""
+        node = leaf
+        while node.parent is not None and node.is_leaf:
+            if any(data.value is not None or data.lock_ref for data in node.component_data):
+                for component in self.components:
+                    component.reconsider(node)
+                return
+            node = self._unlink(node)
+
+    def _unlink(self, node: UnifiedTreeNode) -> UnifiedTreeNode:
+        """Take a leaf out of the tree and return its former parent."""
+        parent = node.parent
+        assert parent is not None and not node.children
+        child_key = self._walker.child_key(parent, node.key, 0)
+        del parent.children[child_key]
+        del self._nodes[node.id]
+        node.parent = None
+        self._walker.remember(parent, child_key)
+        self._events.add(CacheEvent(EventKind.REMOVED, node.id))
+        return parent
+
+    # -- host tier -----------------------------------------------------------------------------
+
+    def attach_hicache(
+        self,
+        hooks: HiCacheHooks,
+        bytes_per_unit: Mapping[ComponentType, float | None] | None = None,
+    ) -> None:
+        """Have a host tier asked and told from here on; see `HiCacheHooks`.
+
+        ``bytes_per_unit`` on the device, where known, for the sizes in its events.
+        """
+        sizes = bytes_per_unit or {}
+        self.hicache = HiCache(hooks, self.components, self.page_size, sizes)
+
+    def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
+        if not match.host_hit_length:
+            return match
+        key = key_of(req)
+        self._check_prefix(req, key, match)
+        priority, params = integer("priority", req.priority), self._reusable(key)
+        stop = match.hit_len + count("host_hit_length", match.host_hit_length)
+        if stop % self.page_size or stop > len(params.key):
+            raise InvalidParamsError(
+                f"match: a hit of {stop} tokens is not one of request {req.rid!r}; match it again"
+            )
+        walk = self._walk(params.key)
+        hit = self._use(walk, params)
+        # The hit and the FULL data beyond it stay, while room is made for the rest.
+        locks = [self.inc_lock_ref(node) for node in (hit.best_match_node, *walk.path[-1:])]
+        try:
+            self._load(params.key.slice(0, stop), walk, priority)
+        finally:
+            for lock in locks:
+                self.dec_lock_ref(lock.node, lock.to_dec_params())
+        return self._use(self._walk(params.key), params)
+
+    def _load(self, key: RadixKey, walk: Walk, priority: int) -> None:
+        """Take room for what the device lacks of ``key``, have it filled, insert it."""
+        stop, dp_rank = len(key), key.dp_rank
+        if stop <= walk.best_len:
+            return
+        needs = host_needs(self.components, walk.best_len, walk.full_len, stop)
+        if needs is None or not self._make_room([need.num_units for need in needs], dp_rank):
+            return
+        held = min(walk.full_len, stop)
+        value = _gather([n for end in walk.path[-1:] for n in end.path_to_root()][::-1])[:held]
+        taken: list[IndexArray] = []
+        fields: dict[str, Any] = {"prev_prefix_len": held, "priority": priority}
+        with ExitStack() as undo:
+            for component, need in zip(self.components, needs, strict=True):
+                indices = component.take_for_host(need, value, dp_rank)
+                if indices is None:
+                    return
+                undo.callback(component.allocator.free, indices, dp_rank)
+                taken.append(indices)
+                fields |= component.host_fields(need, indices)
+                if component.kind is ComponentType.FULL:
+                    value = np.concatenate([value, indices])
+            if not self.hicache.prefetch(key, needs, taken):
+                return
+            self.insert(InsertParams(key=key, value=value, **fields))
+            undo.pop_all()
+        self._stats.prefetched_num_tokens += stop - walk.best_len
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def nodes(self) -> list[UnifiedTreeNode]:
+        return list(self._nodes.values())
+
+    def clock(self) -> int:
+        return self._now
+
+    def check_invariants(
+        self, held: Mapping[ComponentType, Sequence[IndexArray]] | None = None
+    ) -> None:
+        queues = audit.queue_problems(self.components, self.nodes())
+        audit.check_invariants(self, held or {}, queues)
+
+    def digest(self) -> str:
+        return audit.digest(self)
+
+    def stats(self) -> CacheStats:
+        return copy.deepcopy(self._stats)
+
+    def take_events(self) -> list[CacheEvent]:
+        return self._events.take(self.nodes()[1:])
+
+    def pretty_print(self) -> str:
+        return audit.render(self)
+
+
+def _gather(path: Sequence[UnifiedTreeNode]) -> IndexArray:
+    """FULL indices along ``path``, a copy."""
+    values = [node.component_data[ComponentType.FULL].value for node in path]
+    return np.concatenate([np.empty(0, np.int32), *(v for v in values if v is not None)])
