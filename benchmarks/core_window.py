@@ -44,7 +44,7 @@ def make_cache(
     tokens = PagedTokenToKVPoolAllocator(num_tokens, PAGE, 1)
     components: list[TreeComponent] = [FullComponent(tokens, LRU(), 2)]
     if windows:
-        pool = SWATokenToKVPoolAllocator(swa_tokens, PAGE, 1, WINDOW)
+        pool = SWATokenToKVPoolAllocator(swa_tokens, tokens, WINDOW)
         components.append(SWAComponent(pool, LRU(), 1, WindowPlan(WINDOW, CHUNK, PAGE)))
     return kind(components, page_size=PAGE, max_requests=2, max_context_len=num_tokens)
 

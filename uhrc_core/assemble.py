@@ -8,6 +8,7 @@ cache = build_kv_cache(resolved, pools)       # control plane; only a host tier 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from uhrc_core.baseline import ChunkCache, RadixCache, SWARadixCache
@@ -21,7 +22,7 @@ from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.kinds import ComponentType
-from uhrc_core.registry.specs import HiCacheSpec
+from uhrc_core.registry.specs import ComponentContext, HiCacheSpec
 
 
 def build_kv_cache(
@@ -69,7 +70,11 @@ def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
     Raises:
         PluginError: a plugin's factory raised or made something else.
     """
-    return [_make_component(part) for part in resolved.components]
+    components: list[TreeComponent] = []
+    for part in resolved.components:  # FULL is the first
+        full = components[0].allocator if components else None
+        components.append(_make_component(part, replace(part.context, full_allocator=full)))
+    return components
 
 
 def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:
@@ -128,10 +133,10 @@ def _attach_host_tier(
     cache.attach_hicache(hooks, {kind: part.bytes_per_unit for kind, part in components.items()})
 
 
-def _make_component(part: ResolvedComponent) -> TreeComponent:
+def _make_component(part: ResolvedComponent, context: ComponentContext) -> TreeComponent:
     spec = part.spec
     component: TreeComponent = call_factory(
-        part.key, "make_component", TreeComponent, spec.make_component, part.params, part.context
+        part.key, "make_component", TreeComponent, spec.make_component, part.params, context
     )
     if component.kind is not spec.kind:
         raise PluginError(

@@ -4,9 +4,16 @@ The tests of a plugin take `uhrc_core.testing` beside it. What a name is for sta
 defined; where modules lie inside the core may change, the names here do not.
 """
 
-from uhrc_core.cache.component import HostNeed, MatchValidator, StateSlots, TreeComponent
+from uhrc_core.cache.component import HostNeed, MatchValidator, TreeComponent
 from uhrc_core.cache.eviction import FIFO, LFU, LRU, SLRU, EvictionPolicy, Priority, Rank
-from uhrc_core.cache.holding import RequestState
+from uhrc_core.cache.holding import (
+    Holding,
+    MakeRoom,
+    Offer,
+    RequestState,
+    StateSlots,
+    TokenHolding,
+)
 from uhrc_core.cache.host_tier import (
     DeviceSpan,
     HiCacheComponent,
@@ -22,6 +29,7 @@ from uhrc_core.cache.key import Namespace, RadixKey
 from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
 from uhrc_core.cache.params import (
     EvictParams,
+    Insertion,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -131,23 +139,27 @@ __all__ = [
     "HiCacheHooks",
     "HiCacheParams",
     "HiCacheSpec",
+    "Holding",
     "HostNeed",
     "HostQuery",
     "HybridReqToTokenPool",
     "IndexArray",
     "InsertParams",
     "InsertResult",
+    "Insertion",
     "InvalidIndexError",
     "InvalidKeyError",
     "InvalidParamsError",
     "Kernel",
     "LayerKind",
+    "MakeRoom",
     "MatchPrefixParams",
     "MatchResult",
     "MatchValidator",
     "MissReason",
     "Namespace",
     "NoOptions",
+    "Offer",
     "PagedIndexAllocator",
     "PagedTokenToKVPoolAllocator",
     "PluginError",
@@ -168,6 +180,7 @@ __all__ = [
     "StaleNodeError",
     "StateLayout",
     "StateSlots",
+    "TokenHolding",
     "TokenToKVPoolAllocator",
     "TreeComponent",
     "UHRCError",

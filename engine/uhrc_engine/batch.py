@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from uhrc_core.cache.component import StateSlots
+from uhrc_core.cache.holding import StateSlots
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.request import LiveRequest

@@ -15,8 +15,9 @@ from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_core.testing import ComponentConformance, RandomProgram
-from uhrc_full.component import FullComponent
-from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+from uhrc_full.component import FullComponent, FullHolding
+from uhrc_recurrent.component import RecurrentComponent
+from uhrc_recurrent.holding import RecurrentHolding, TrackPlan
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 class Releases(FullComponent):
     """A release lets go of the node for everybody."""
 
-    def release(self, node, token):
+    def release(self, node, grant):
         for part in node.path_to_root():
             while self.data(part).lock_ref:
                 self.unlock_one(part)
@@ -34,7 +35,7 @@ class LocksNothing(FullComponent):
     def acquire(self, node):
         return True
 
-    def release(self, node, token):
+    def release(self, node, grant):
         pass
 
 
@@ -82,21 +83,32 @@ class UnlocksOnSplit(FullComponent):
         self.data(upper).lock_ref = 0
 
 
-class LeaksOnAbort(FullComponent):
-    def end(self, state):
+def full_with(faulty):
+    """The FULL component, its requests' holdings replaced by a faulty kind."""
+
+    class Faulty(FullComponent):
+        def admit(self, state, match):
+            return faulty(state, self.allocator, match.device_indices)
+
+    Faulty.__name__ = faulty.__name__
+    return Faulty
+
+
+class LeaksOnAbort(FullHolding):
+    def end(self):
         pass
 
 
-class LeaksWhatItCannotUse(FullComponent):
+class LeaksWhatItCannotUse(FullHolding):
     """Takes the pages, then finds that another component has none."""
 
-    def extend(self, state, num_tokens):
-        return super().extend(state, num_tokens) and super().extend(state, num_tokens)
+    def extend(self, num_tokens):
+        return super().extend(num_tokens) and super().extend(num_tokens)
 
 
-class RaisesWhenFull(FullComponent):
-    def extend(self, state, num_tokens):
-        assert super().extend(state, num_tokens), "out of memory"
+class RaisesWhenFull(FullHolding):
+    def extend(self, num_tokens):
+        assert super().extend(num_tokens), "out of memory"
         return True
 
 
@@ -116,13 +128,13 @@ class PeekIsAUse(FullComponent):
         return accepts
 
 
-class WritesTheRowWrong(FullComponent):
+class WritesTheRowWrong(FullHolding):
     """After a publish the row still names the request's own duplicates, which are free."""
 
-    def settle(self, state, result):
-        start, stop = state.protected_len, result.prefix_len
+    def published(self, result):
+        start, stop = self.state.protected_len, result.prefix_len
         if stop > start:
-            self.allocator.free(state.indices(start, stop), state.dp_rank)
+            self.allocator.give_up_pages(self.pages(start, stop), self.state.dp_rank)
 
 
 class SnapshotOfTheFork(RecurrentComponent):
@@ -141,15 +153,23 @@ class TrustsOldMatches(RecurrentComponent):
 
 class ClonesAnotherSlot(RecurrentComponent):
     def admit(self, state, match):
-        admitted = super().admit(state, match)
-        if admitted and match.recurrent_cow_src is not None:
-            self.slots(state).clone_src = (match.recurrent_cow_src + 1) % self.allocator.capacity
-        return admitted
+        holding = super().admit(state, match)
+        if holding is not None and match.recurrent_cow_src is not None:
+            holding.slots.clone_src = (match.recurrent_cow_src + 1) % self.allocator.capacity
+        return holding
+
+
+class KeepsCloning(RecurrentHolding):
+    def started(self):
+        pass
 
 
 class ClonesTwice(RecurrentComponent):
-    def started(self, state):
-        pass
+    def admit(self, state, match):
+        holding = super().admit(state, match)
+        if holding is not None:
+            holding.__class__ = KeepsCloning
+        return holding
 
 
 FAULTS = {
@@ -162,12 +182,12 @@ FAULTS = {
     SwapsOnSplit: "split of a locked edge: AssertionError: a hit: token 0 at FULL index",
     UnlocksOnSplit: "split of a locked edge: AssertionError: RankCounts",
     SplitsAtTheWrongPlace: "the split moved or lost {(<ComponentType.FULL: 0>, 2): ",
-    LeaksOnAbort: "abort after extend_req: FULL: 3 of 64 units leaked",
-    LeaksWhatItCannotUse: "a pool runs full",
-    RaisesWhenFull: "allocation 1 of FULL fails: AssertionError: seed 0, step",
+    full_with(LeaksOnAbort): "abort after extend_req: FULL: 3 of 64 units leaked",
+    full_with(LeaksWhatItCannotUse): "a pool runs full",
+    full_with(RaisesWhenFull): "allocation 1 of FULL fails: AssertionError: seed 0, step",
     ReadsTheClock: "two caches with the same calls differ",
     PeekIsAUse: "peek_prefix_len changed the cache",
-    WritesTheRowWrong: "its row differs from the tree",
+    full_with(WritesTheRowWrong): "its row differs from the tree",
     SnapshotOfTheFork: "holds another sequence's data",
     TrustsOldMatches: "RECURRENT evicted between match and admission: ",
     ClonesAnotherSlot: "which it is to copy, is not locked in the tree",
@@ -207,7 +227,7 @@ def test_a_planted_fault_is_named(component):
 
 
 def test_a_random_failure_can_be_run_again_from_its_message():
-    suite = suite_of(LeaksOnAbort)
+    suite = suite_of(full_with(LeaksOnAbort))
     programs = [RandomProgram(suite().make_cache(1, 18, 2), seed=3) for _ in range(2)]
     messages = []
     for program in programs:

@@ -14,7 +14,7 @@ from uhrc_core.baseline import RadixCache, SWARadixCache
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.registry.catalog import installed_plugins
 from uhrc_core.testing import FORWARD_PAGES, ComponentConformance
-from uhrc_recurrent.component import TrackPlan
+from uhrc_recurrent.holding import TrackPlan
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = ("uhrc-full", "uhrc-swa", "uhrc-recurrent")

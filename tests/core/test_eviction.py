@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import full_cache, insert, match
+from tests.support import full_cache, insert, match, paged_tokens
 from uhrc_core.cache.eviction import FIFO, LFU, LRU, SLRU, EvictionPolicy, Priority
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.params import EvictParams, InsertParams
@@ -20,14 +20,23 @@ def known(cache: UnifiedRadixCache) -> set[int]:
     return {t for t in range(10) if cache.peek_prefix_len(RadixKey([t, t])) == 2}
 
 
-def test_a_quota_evicts_whole_leaves_until_it_is_met() -> None:
+def test_a_quota_evicts_leaves_until_it_is_met_and_the_last_one_in_part() -> None:
     cache = full_cache(8)
     for token in range(4):
         insert(cache, [token, token])
-    assert cache.evict(EvictParams(num_tokens=3)).num_tokens_evicted == 4
+    assert cache.evict(EvictParams(num_tokens=3)).num_tokens_evicted == 3
     assert known(cache) == {2, 3}
-    assert cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 4
+    assert cache.peek_prefix_len(RadixKey([1, 1])) == 1
+    assert cache.evict(EvictParams(num_tokens=100)).num_tokens_evicted == 5
     assert cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 0
+
+
+def test_only_whole_pages_of_a_tail_go() -> None:
+    cache = full_cache(8, 4)
+    insert(cache, paged_tokens([1, 2, 3], 4))
+    assert cache.evict(EvictParams(num_tokens=5)).num_tokens_evicted == 8
+    assert cache.peek_prefix_len(RadixKey(paged_tokens([1, 2, 3], 4))) == 4
+    cache.check_invariants()
 
 
 def test_a_shortfall_stops_as_soon_as_enough_is_free() -> None:
@@ -35,8 +44,8 @@ def test_a_shortfall_stops_as_soon_as_enough_is_free() -> None:
     for token in range(3):
         insert(cache, [token, token])
     assert cache.evict(EvictParams(num_tokens=2, shortfall=True)).num_tokens_evicted == 0
-    assert cache.evict(EvictParams(num_tokens=3, shortfall=True)).num_tokens_evicted == 2
-    assert cache.available_size(FULL) == 4
+    assert cache.evict(EvictParams(num_tokens=3, shortfall=True)).num_tokens_evicted == 1
+    assert cache.available_size(FULL) == 3
 
 
 def test_leaves_go_before_their_ancestors_and_bare_ancestors_become_candidates() -> None:
@@ -45,7 +54,7 @@ def test_leaves_go_before_their_ancestors_and_bare_ancestors_become_candidates()
     insert(cache, [1, 1, 2])
     insert(cache, [1, 1, 3])
     match(cache, [1, 1, 2])
-    for left in ([1, 1, 2], [1, 1], []):
+    for left in ([1, 1, 2], [1, 1], [1], []):
         cache.evict(EvictParams(num_tokens=1))
         assert cache.peek_prefix_len(RadixKey([1, 1, 2])) == len(left)
         cache.check_invariants()

@@ -167,7 +167,7 @@ def test_extend_evicts_what_is_short_and_nothing_when_it_cannot_help() -> None:
     req = PlainRequest("a", [9] * 8)
     admit(cache, req)
     assert cache.extend_req(req, 6) is not None
-    assert cache.peek_prefix_len(RadixKey([1, 2, 3, 4])) == 0
+    assert cache.peek_prefix_len(RadixKey([1, 2, 3, 4])) == 2
     held = PlainRequest("b", [1])
     assert cache.extend_req(req, 2) is not None
     assert admit(cache, held) is None

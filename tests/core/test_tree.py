@@ -8,7 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from tests.support import full_cache, insert, match, paged_tokens
+from tests.support import (
+    PlainRequest,
+    admit,
+    full_cache,
+    insert,
+    match,
+    paged_tokens,
+    run_tokens,
+)
 from uhrc_core.cache.events import CacheEvent, EventKind, EventLog
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.node import ComponentData
@@ -179,7 +187,10 @@ def _mirror(events: list[CacheEvent]) -> dict[int, tuple[int, bytes]]:
             del nodes[event.node_id]
         else:
             assert event.key is not None
-            if event.kind is EventKind.STORED:
+            if event.kind is EventKind.GROWN:
+                parent, data = nodes[event.node_id]
+                nodes[event.node_id] = (parent, data + event.key.data)
+            elif event.kind is EventKind.STORED:
                 nodes[event.node_id] = (event.parent_id, event.key.data)
             else:
                 parent, data = nodes[event.node_id]
@@ -193,8 +204,14 @@ def test_events_rebuild_the_tree_elsewhere() -> None:
     rng = np.random.default_rng(5)
     events = cache.take_events()
     assert events == [CacheEvent(EventKind.RESET)]
-    for _ in range(60):
+    for step in range(60):
         insert(cache, rng.integers(0, 2, int(rng.integers(1, 8))).tolist())
+        req = PlainRequest(str(step), [step, *rng.integers(0, 2, 6).tolist()])
+        hit = admit(cache, req)
+        for upto in () if hit else (4, 7):
+            if run_tokens(cache, req, upto):
+                cache.cache_unfinished_req(req)
+        cache.cache_finished_req(req)
         match(cache, rng.integers(0, 2, 4).tolist())
         cache.evict(EvictParams(num_tokens=30, shortfall=True))
         events += cache.take_events()

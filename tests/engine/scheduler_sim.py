@@ -12,8 +12,8 @@ import numpy as np
 
 from tests.recurrent.fake_device import FakeDevice
 from uhrc_core.cache.base import BasePrefixCache
-from uhrc_core.cache.component import StateSlots
 from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.holding import StateSlots
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator, SWATokenToKVPoolAllocator
@@ -22,7 +22,8 @@ from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import LiveRequest, Request
 from uhrc_engine.scheduler import Scheduler, SchedulerLimits
 from uhrc_full.component import FullComponent
-from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+from uhrc_recurrent.component import RecurrentComponent
+from uhrc_recurrent.holding import TrackPlan
 from uhrc_swa.component import SWAComponent
 from uhrc_swa.window import WindowPlan
 
@@ -78,9 +79,7 @@ class Sim:
         self.reach = {ComponentType.FULL: MAX_CONTEXT_LEN}
         if window is not None:
             self.reach[ComponentType.SWA] = window.window_tokens
-            windows = SWATokenToKVPoolAllocator(
-                num_window_tokens, page_size, 1, window.window_tokens
-            )
+            windows = SWATokenToKVPoolAllocator(num_window_tokens, pool, window.window_tokens)
             components.append(SWAComponent(windows, LRU(), 1, window))
         self.cache = cache_class(
             components,

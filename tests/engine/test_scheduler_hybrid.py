@@ -15,7 +15,7 @@ from uhrc_core.errors import RequestTooLargeError
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.batch import StepKind
 from uhrc_engine.request import FinishReason
-from uhrc_recurrent.component import TrackPlan
+from uhrc_recurrent.holding import TrackPlan
 
 RECURRENT = ComponentType.RECURRENT
 STEM = prompt(16)

@@ -16,7 +16,8 @@ from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedTokenToKVPoolAllocator
 from uhrc_core.pools.hybrid import HybridReqToTokenPool
 from uhrc_full.component import FullComponent
-from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+from uhrc_recurrent.component import RecurrentComponent
+from uhrc_recurrent.holding import TrackPlan
 
 RECURRENT = ComponentType.RECURRENT
 

@@ -25,7 +25,7 @@ from uhrc_core.errors import (
 )
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
-from uhrc_recurrent.component import TrackPlan
+from uhrc_recurrent.holding import TrackPlan
 
 FULL = ComponentType.FULL
 
@@ -168,7 +168,7 @@ def test_full_eviction_takes_useless_tails_first() -> None:
     insert(cache, [1, 1])
     insert(cache, [2, 2])
     insert(cache, [2, 2, 3, 3], snapshot=False)  # the most recent, but it can give no hit
-    assert cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 2
+    assert cache.evict(EvictParams(num_tokens=2)).num_tokens_evicted == 2
     assert match(cache, [1, 1]).hit_len == 2 and match(cache, [2, 2]).hit_len == 2
 
 
@@ -295,7 +295,7 @@ def test_the_clones_source_is_locked_until_the_copy_is_dispatched() -> None:
     device.serve(list(range(9)), "a")
     req = PlainRequest("b", list(range(9)))
     assert device.admit(req) is not None
-    source = component_of(device.cache).slots(device.cache.request_state("b")).clone_src
+    source = device.cache.request_state("b").holding(RECURRENT).slots.clone_src
     assert source is not None and device.cache.protected_size(RECURRENT) == 1
     device.cache.evict(EvictParams(recurrent_num=8))
     assert device.cache.protected_size(RECURRENT) == 1
@@ -502,7 +502,7 @@ def test_ten_thousand_random_steps_with_pools_at_their_minimum(plan: TrackPlan |
 
 def _run(device: FakeDevice, req: PlainRequest, rng: np.random.Generator) -> None:
     state = device.cache.request_state(req.rid)
-    if component_of(device.cache).slots(state).clone_src is not None or not state.computed_len:
+    if state.holding(RECURRENT).slots.clone_src is not None or not state.computed_len:
         device.clone(req)
     if state.computed_len == len(req.token_ids):
         if len(req.token_ids) >= device.cache.req_to_token.max_context_len:
@@ -542,7 +542,7 @@ def test_a_rejected_donation_leaves_the_request_what_it_owns_and_no_more() -> No
     for req in (first, second):
         device.prefill(req)
         state = device.cache.request_state(req.rid)
-        assert len(component_of(device.cache).held_by(state)) == plan.request_owned_slots
+        assert len(state.holding(ComponentType.RECURRENT).owned()) == plan.request_owned_slots
         device.check()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from tests.support import PlainRequest, match
+from tests.support import PlainRequest
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.eviction import LRU
 from uhrc_core.cache.key import RadixKey
@@ -45,9 +45,7 @@ def window_cache(
     """(FULL, SWA)."""
     page_size, dp_size = sizes.page_size, sizes.dp_size
     tokens = PagedTokenToKVPoolAllocator(sizes.full_pages * page_size, page_size, dp_size)
-    windows = SWATokenToKVPoolAllocator(
-        sizes.swa_pages * page_size, page_size, dp_size, sizes.window
-    )
+    windows = SWATokenToKVPoolAllocator(sizes.swa_pages * page_size, tokens, sizes.window)
     plan = WindowPlan(sizes.window, sizes.extend, page_size)
     return cache_class(
         [FullComponent(tokens, LRU(), 2), SWAComponent(windows, LRU(), 1, plan)],
@@ -79,14 +77,14 @@ def insert(
 
     ``held``: tokens of the prefix that the caller has from the tree, locked.
     """
-    prefix = match(cache, tokens[:held]).device_indices
-    value = prefix.tolist() + take(cache, len(tokens) - held, max(evicted - held, 0))
+    value = take(cache, len(tokens) - held, max(evicted - held, 0))
     params = InsertParams(
         key=RadixKey(tokens), value=value, prev_prefix_len=held, swa_evicted_seqlen=evicted
     )
     result = cache.insert(params)
     swa, full = swa_of(cache).swa_allocator, cache.token_allocator
-    for part in (params.value[held : result.prefix_len], params.value[result.inserted_len :]):
+    double, rest = result.prefix_len - held, result.inserted_len - held
+    for part in (params.value[:double], params.value[rest:]):
         swa.free_for(part)
         full.free(part)
     return result
@@ -150,8 +148,8 @@ class WindowDevice:
         return True
 
     def _measure(self) -> None:
-        swa = swa_of(self.cache)
-        owned = sum(len(swa.held_by(state)) for state in self.cache.live_requests())
+        live = self.cache.live_requests()
+        owned = sum(len(state.holding(ComponentType.SWA).owned()) for state in live)
         self.peak_owned = max(self.peak_owned, owned)
 
     def prefill(self, req: PlainRequest, chunk: int | None = None, upto: int | None = None) -> bool:

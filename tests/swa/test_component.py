@@ -146,7 +146,7 @@ def test_recovery_of_a_tombstone(
     indices = node_ending(cache, 8).component_data[FULL].value
     assert indices is not None
     before = indices.tolist()
-    value = before if held else take(cache, 8, evicted)
+    value = before[held:] if held else take(cache, 8, evicted)
     params = InsertParams(
         key=RadixKey(PROMPT[:8]), value=value, prev_prefix_len=held, swa_evicted_seqlen=evicted
     )
@@ -339,10 +339,10 @@ def test_a_leaf_goes_as_a_whole_and_its_bare_parent_stays_for_full() -> None:
     cache = window_cache(Sizes(window=4))
     insert(cache, PROMPT[:8], evicted=8)
     insert(cache, PROMPT[:12], evicted=8)
-    result = evict_swa(cache, 1)
+    result = evict_swa(cache, 4)
     assert (result.swa_num_tokens_evicted, result.num_tokens_evicted) == (4, 4)
     assert spans(cache) == [(0, 8, False)]
-    assert cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 8
+    assert cache.evict(EvictParams(num_tokens=8)).num_tokens_evicted == 8
     assert cache.nodes()[1:] == []
     cache.check_invariants()
 
@@ -350,8 +350,21 @@ def test_a_leaf_goes_as_a_whole_and_its_bare_parent_stays_for_full() -> None:
 def test_evicting_a_full_leaf_takes_its_window_data_along() -> None:
     cache = window_cache(Sizes(window=4))
     insert(cache, PROMPT[:8])
-    result = cache.evict(EvictParams(num_tokens=1))
+    result = cache.evict(EvictParams(num_tokens=8))
     assert (result.swa_num_tokens_evicted, result.num_tokens_evicted) == (8, 8)
+    cache.check_invariants()
+
+
+def test_a_leaf_gives_up_no_more_of_its_tail_than_is_needed() -> None:
+    """Of FULL and of window data alike; what is left is as good a hit as a shorter prompt's."""
+    cache = window_cache(Sizes(page_size=2, window=4))
+    insert(cache, PROMPT[:16])
+    result = cache.evict(EvictParams(num_tokens=3))
+    assert (result.swa_num_tokens_evicted, result.num_tokens_evicted) == (4, 4)
+    assert cache.peek_prefix_len(RadixKey(PROMPT[:16])) == 12
+    result = evict_swa(cache, 1)
+    assert (result.swa_num_tokens_evicted, result.num_tokens_evicted) == (2, 2)
+    assert cache.peek_prefix_len(RadixKey(PROMPT[:16])) == 10
     cache.check_invariants()
 
 
@@ -360,7 +373,7 @@ def test_a_tombstone_leaf_is_the_first_full_victim() -> None:
     insert(cache, PROMPT[:8])
     insert(cache, PROMPT[20:28], evicted=8)
     match(cache, PROMPT[20:28])
-    assert cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 8
+    assert cache.evict(EvictParams(num_tokens=8)).num_tokens_evicted == 8
     assert cache.peek_prefix_len(RadixKey(PROMPT[:8])) == 8
 
 
@@ -434,7 +447,7 @@ def test_decode_keeps_the_window_and_one_page() -> None:
     req = PlainRequest("r", PROMPT[:10])
     assert device.admit(req) is not None and device.prefill(req)
     assert device.decode(req, list(range(200, 300)))
-    held = swa_of(cache).held_by(cache.request_state("r"))
+    held = cache.request_state("r").holding(SWA).owned()
     assert 6 + 4 <= len(held) <= 6 + 2 * 4
     assert len(cache.request_state("r").indices(0, 110)) == 110
     assert cache.protected_size(SWA) == 0 and cache.protected_size(FULL) == 8

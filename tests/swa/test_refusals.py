@@ -153,7 +153,8 @@ def test_a_pool_that_is_short_in_the_second_component_leaves_the_first_as_it_was
     req = PlainRequest("r", list(range(12)))
     admit(cache, req)
     before = cache.digest()
-    with failing_allocation(swa_of(cache).allocator, 1):
+    pool = swa_of(cache).allocator
+    with failing_allocation(pool, 1), failing_allocation(pool, 1):  # and again when it tries anew
         assert cache.extend_req(req, 4) is None
     assert cache.digest() == before
     cache.check_invariants()

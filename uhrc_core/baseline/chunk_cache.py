@@ -6,7 +6,7 @@ from uhrc_core.baseline.radix_cache import RadixCache
 from uhrc_core.cache.holding import RequestState
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.params import (
-    InsertParams,
+    Insertion,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
@@ -34,9 +34,8 @@ class ChunkCache(RadixCache):
     def peek_prefix_len(self, key: RadixKey) -> int:
         return 0
 
-    def insert(self, params: InsertParams) -> InsertResult:
-        self.token_allocator.ledger.check_rank(params.key.dp_rank)
-        self._check_insert(params, 0)
+    def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
+        self._check_insert(insertion, 0)
         return InsertResult(prefix_len=0, inserted_len=0, node=self.nodes()[0])
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:

@@ -13,8 +13,9 @@ import numpy as np
 from uhrc_core.cache import audit
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.events import CacheEvent
+from uhrc_core.cache.holding import RequestState
 from uhrc_core.cache.key import RadixKey
-from uhrc_core.cache.locks import Tokens
+from uhrc_core.cache.locks import Grants
 from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
 from uhrc_core.cache.params import (
     CacheStats,
@@ -22,7 +23,7 @@ from uhrc_core.cache.params import (
     EvictParams,
     EvictResult,
     IncLockRefResult,
-    InsertParams,
+    Insertion,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
@@ -31,6 +32,7 @@ from uhrc_core.cache.params import (
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools.ledger import Owner
 
 
 class RadixCache(BasePrefixCache):
@@ -78,39 +80,39 @@ class RadixCache(BasePrefixCache):
         holder = next(node for node in path if node.end >= depth)
         return holder if holder.end == depth else self._split(holder, depth)
 
-    def insert(self, params: InsertParams) -> InsertResult:
-        key, length = params.key, params.key.page_floor(self.page_size)
+    def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
+        key, length = insertion.key, len(insertion.key)
         path, had = self._find(key)
-        self._check_insert(params, had)
-        self.token_allocator.adopt(params.value[had:length], key.dp_rank, protected=False)
-        self._cut(path, params, had)
+        if insertion.giver is Owner.CALLER:
+            self._check_insert(insertion, had)
+        new = insertion.indices(had, length)
+        self.token_allocator.adopt(new, key.dp_rank, insertion.giver, protected=False)
+        self._cut(path, insertion, had)
         node = self._ending_at(path, had)
-        for end in self._ends(params, length):
+        for end in self._ends(insertion):
             if node.end < end:
                 start = node.end
                 node = self._add(key.slice(start, end), node, end)
-                _data(node).value = params.value[start:end].copy()
+                _data(node).value = insertion.indices(start, end).copy()
         self._use([*node.path_to_root()][::-1])
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - had
         return InsertResult(prefix_len=had, inserted_len=length, node=node)
 
-    def _check_insert(self, params: InsertParams, had: int) -> None:
+    def _check_insert(self, insertion: Insertion, had: int) -> None:
         """Raise for what this cache cannot take; nothing has changed yet."""
-        if len(params.value) != len(params.key):
-            raise InvalidParamsError(
-                f"value: {len(params.value)} indices, {len(params.key)} tokens"
-            )
-        if params.prev_prefix_len % self.page_size or params.prev_prefix_len > had:
-            raise InvalidParamsError(f"prev_prefix_len: {params.prev_prefix_len}, tree has {had}")
-        self._check_kinds(params)
+        if insertion.start > had:
+            raise InvalidParamsError(f"prev_prefix_len: {insertion.start}, the tree has {had}")
+        pool = self.token_allocator
+        new = pool.pages(insertion.indices(had, len(insertion.key)))
+        pool.ledger.check_held(new, insertion.key.dp_rank)
 
-    def _cut(self, path: Sequence[UnifiedTreeNode], params: InsertParams, had: int) -> None:
+    def _cut(self, path: Sequence[UnifiedTreeNode], insertion: Insertion, had: int) -> None:
         """Split what an insert passes through where other data than FULL begins."""
 
-    def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
+    def _ends(self, insertion: Insertion) -> Sequence[int]:
         """Where what an insert adds is cut, its end included."""
-        return (length,)
+        return (len(insertion.key),)
 
     def _find(self, key: RadixKey) -> tuple[list[UnifiedTreeNode], int]:
         """Nodes from the root that ``key`` enters, and how many of its tokens they hold."""
@@ -180,7 +182,7 @@ class RadixCache(BasePrefixCache):
     def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
         self._unlock(node, self._receipts.redeem(node, params))
 
-    def _lock(self, node: UnifiedTreeNode) -> Tokens:
+    def _lock(self, node: UnifiedTreeNode) -> Grants:
         """Lock what a holder of ``node`` needs; what `_unlock` must be told, per component."""
         for part in node.path_to_root():
             _data(part).lock_ref += 1
@@ -188,7 +190,7 @@ class RadixCache(BasePrefixCache):
                 self.token_allocator.protect(len(part.key), part.dp_rank)
         return (True,) + (None,) * (len(self.components) - 1)
 
-    def _unlock(self, node: UnifiedTreeNode, tokens: Tokens) -> None:
+    def _unlock(self, node: UnifiedTreeNode, grants: Grants) -> None:
         for part in node.path_to_root():
             _data(part).lock_ref -= 1
             if _data(part).lock_ref == 0:
@@ -202,9 +204,9 @@ class RadixCache(BasePrefixCache):
         freed = [0] * len(ComponentType)
         for kind, pool in pools.items():
             freed[kind] = pool.available_size(params.dp_rank) - before[kind]
-        self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
-        self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
-        return EvictResult(*freed)
+        result = EvictResult(*freed)
+        self._stats.evicted += result
+        return result
 
     def _evict(self, params: EvictParams, before: Mapping[ComponentType, int]) -> None:
         """``before``: what was free when the call began."""
@@ -226,11 +228,14 @@ class RadixCache(BasePrefixCache):
         kind, before = since
         pool = self._pool(kind, params.dp_rank)
         counted = 0 if params.shortfall else before
-        while params.amount(kind) > pool.available_size(params.dp_rank) - counted:
+        while (missing := params.amount(kind) - pool.available_size(params.dp_rank) + counted) > 0:
             rank = [n for n in self._nodes[1:] if n.dp_rank == params.dp_rank and may_go(n)]
             if not rank:
                 return
-            drop(min(rank, key=lambda node: self._victim_order(node, kind)))
+            victim = min(rank, key=lambda node: self._victim_order(node, kind))
+            if victim.is_leaf and pool.page_ceil(missing) < len(victim.key):
+                self._split(victim, victim.end - pool.page_ceil(missing))  # its tail is enough
+            drop(victim)
 
     def _victim_order(self, node: UnifiedTreeNode, kind: ComponentType) -> tuple[int, ...]:
         return (node.component_data[kind].last_access_time, node.id)

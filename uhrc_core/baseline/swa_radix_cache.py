@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from uhrc_core.baseline.radix_cache import RadixCache
-from uhrc_core.cache.locks import Tokens
+from uhrc_core.cache.holding import RequestState
+from uhrc_core.cache.locks import Grants
 from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
-from uhrc_core.cache.params import EvictParams, InsertParams, InsertResult, MissReason
+from uhrc_core.cache.params import EvictParams, Insertion, InsertResult, MissReason
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
-from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import SWATokenToKVPoolAllocator
 
@@ -58,56 +58,53 @@ class SWARadixCache(RadixCache):
 
     # -- insert --------------------------------------------------------------------------------
 
-    def insert(self, params: InsertParams) -> InsertResult:
-        begin = self._begin(params)
-        result = super().insert(params)
+    def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
+        result = super()._insert(insertion, holder)
         for node in result.node.path_to_root():
-            if node.start >= begin and _swa(node).value is None:
-                self._take(node, params.value[node.start : node.end])
+            if node.start >= insertion.swa_start and _swa(node).value is None:
+                self._take(node, insertion)
         return result
 
-    def _cut(self, path: Sequence[UnifiedTreeNode], params: InsertParams, had: int) -> None:
-        begin = self._begin(params)
+    def _cut(self, path: Sequence[UnifiedTreeNode], insertion: Insertion, had: int) -> None:
+        begin = insertion.swa_start
         for node in path[1:]:
             if node.start < begin < min(node.end, had) and _swa(node).value is None:
                 self._split(node, begin)
 
-    def _begin(self, params: InsertParams) -> int:
-        """From which token on an insert brings SWA data."""
-        return max(params.swa_evicted_seqlen, params.prev_prefix_len)
+    def _ends(self, insertion: Insertion) -> Sequence[int]:
+        return (min(insertion.swa_start, len(insertion.key)), len(insertion.key))
 
-    def _ends(self, params: InsertParams, length: int) -> Sequence[int]:
-        return (min(self._begin(params), length), length)
-
-    def _check_insert(self, params: InsertParams, had: int) -> None:
-        super()._check_insert(params, had)
-        if params.swa_evicted_seqlen % self.page_size:
+    def _check_insert(self, insertion: Insertion, had: int) -> None:
+        super()._check_insert(insertion, had)
+        if insertion.swa_evicted_seqlen % self.page_size:
             raise InvalidParamsError(
-                f"swa_evicted_seqlen: {params.swa_evicted_seqlen} is not whole pages"
+                f"swa_evicted_seqlen: {insertion.swa_evicted_seqlen} is not whole pages"
             )
-        pool, rank, begin = self.swa_allocator, params.key.dp_rank, self._begin(params)
-        value = params.value[: params.key.page_floor(self.page_size)]
-        if (pool.translate(value[params.prev_prefix_len : begin], rank) >= 0).any():
+        pool, rank, length = self.swa_allocator, insertion.key.dp_rank, len(insertion.key)
+        begin = min(insertion.swa_start, length)
+        if (pool.translate(insertion.indices(insertion.start, begin), rank) >= 0).any():
             raise InvalidIndexError(f"value: some tokens before {begin} have SWA indices")
-        offered = pool.translate(value[begin:], rank)
+        offered = pool.translate(insertion.indices(begin, length), rank)
         if (offered < 0).any():
             raise InvalidIndexError(f"value: not all tokens from {begin} on have SWA indices")
         pool.ledger.check_held(pool.pages(offered), rank)
 
-    def _take(self, node: UnifiedTreeNode, offered: IndexArray) -> None:
-        """The SWA data of the FULL indices ``offered`` becomes the node's, under its own."""
+    def _take(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """The SWA data of the FULL indices offered becomes the node's, under its own."""
         pool, mine = self.swa_allocator, node.component_data[ComponentType.FULL].value
         assert mine is not None
+        offered = insertion.indices(node.start, node.end)
         if mine.tolist() != offered.tolist():
             pool.move(offered, mine, node.dp_rank)
         data = _swa(node)
         data.value = pool.translate(mine, node.dp_rank)
         data.last_access_time = self._now
-        pool.adopt(data.value, node.dp_rank, protected=data.lock_ref > 0)
+        protected = data.lock_ref > 0
+        pool.adopt(data.value, node.dp_rank, insertion.giver, protected=protected)
 
     # -- locks and eviction --------------------------------------------------------------------
 
-    def _lock(self, node: UnifiedTreeNode) -> Tokens:
+    def _lock(self, node: UnifiedTreeNode) -> Grants:
         """SWA: one window in whole pages and a page."""
         self._ending_at([self.nodes()[0], *[*node.path_to_root()][::-1]], self._kept_from(node))
         (full, _) = super()._lock(node)
@@ -115,11 +112,11 @@ class SWARadixCache(RadixCache):
             _swa(part).lock_ref += 1
             if _swa(part).lock_ref == 1 and _swa(part).value is not None:
                 self.swa_allocator.protect(len(part.key), part.dp_rank)
-        return (full, True)
+        return (full, self._kept_from(node))
 
-    def _unlock(self, node: UnifiedTreeNode, tokens: Tokens) -> None:
-        super()._unlock(node, tokens)
-        if tokens[1] is None:
+    def _unlock(self, node: UnifiedTreeNode, grants: Grants) -> None:
+        super()._unlock(node, grants)
+        if grants[1] is None:
             return  # released early
         for part in self._kept(node):
             _swa(part).lock_ref -= 1

@@ -17,7 +17,7 @@ from uhrc_core.kinds import ComponentType
 
 if TYPE_CHECKING:
     from uhrc_core.cache.holding import RequestState
-    from uhrc_core.cache.locks import Tokens
+    from uhrc_core.cache.locks import Grants
     from uhrc_core.pools import ReqToTokenPool
 
 _INDENT_MAX = 40
@@ -36,7 +36,7 @@ class Audited(Protocol):
     @property
     def components(self) -> Sequence[TreeComponent]: ...
     def nodes(self) -> list[UnifiedTreeNode]: ...
-    def receipts(self) -> Iterable[tuple[int, UnifiedTreeNode, Tokens]]: ...
+    def receipts(self) -> Iterable[tuple[int, UnifiedTreeNode, Grants]]: ...
     def clock(self) -> int: ...
     def live_requests(self) -> Sequence[RequestState]: ...
 
@@ -133,10 +133,10 @@ def _locks(cache: Audited) -> Iterator[str]:
 def _receipts(cache: Audited) -> Iterator[str]:
     # 5. Every lock_ref is what the outstanding receipts add up to.
     held = Counter[tuple[int, ComponentType]]()
-    for _, anchor, tokens in cache.receipts():
-        for component, token in zip(cache.components, tokens, strict=True):
-            if token is not None:
-                held.update((n.id, component.kind) for n in component.locked_by(anchor, token))
+    for _, anchor, grants in cache.receipts():
+        for component, grant in zip(cache.components, grants, strict=True):
+            if grant is not None:
+                held.update((n.id, component.kind) for n in component.locked_by(anchor, grant))
     for node in cache.nodes():
         for kind, data in zip(ComponentType, node.component_data, strict=True):
             if data.lock_ref != held[node.id, kind]:
@@ -181,9 +181,8 @@ def _ownership(cache: Audited, component: TreeComponent, dp_rank: int, held: Hel
     # 9. active + tree_evictable + tree_protected + free == capacity, each counted from its owner:
     #    the live requests (and what the caller says it holds), the tree's nodes, the free list.
     pool = component.allocator
-    active = [
-        component.held_by(state) for state in cache.live_requests() if state.dp_rank == dp_rank
-    ]
+    live = [state for state in cache.live_requests() if state.dp_rank == dp_rank]
+    active = [state.holding(component.kind).owned() for state in live]
     if component.kind in held:
         active.append(np.asarray(held[component.kind][dp_rank], np.int32))
     nodes = [node for node, _ in _below_root(cache) if node.dp_rank == dp_rank]
@@ -234,6 +233,10 @@ def _requests(cache: Audited) -> Iterator[str]:
             value = part.component_data[ComponentType.FULL].value
             if value is None or not np.array_equal(value, state.indices(part.start, part.end)):
                 yield f"request {state.request.rid!r}: its row differs from the tree at {part}"
+        heads = state.indices(0, state.allocated_len)[:: cache.page_size]
+        table = state.holding(ComponentType.FULL).page_table(state.allocated_len)
+        if table is not None and not np.array_equal(heads, table * cache.page_size):
+            yield f"request {state.request.rid!r}: its page table is not its row"
         if not state.protected_len <= state.computed_len <= state.allocated_len:
             yield f"request {state.request.rid!r}: lengths out of order"
 
@@ -259,9 +262,9 @@ def digest(cache: Audited) -> str:
             add(component.allocator.ledger.counts[dp_rank])
     for live in cache.live_requests():
         add(live.request.rid, live.row, live.protected_len, live.computed_len, live.allocated_len)
-        add(live.component)
-        for component in cache.components:
-            state.update(component.held_by(live).tobytes())
+        for holding in live.holdings:
+            add(holding.digest(), holding.locked)
+            state.update(holding.owned().tobytes())
         state.update(live.indices(0, live.allocated_len).tobytes())
     add(cache.clock(), cache.req_to_token.free_rows)
     for receipt_id, anchor, _ in cache.receipts():

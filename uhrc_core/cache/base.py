@@ -9,13 +9,21 @@ from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.events import CacheEvent
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.lifecycle import RequestLifecycle
-from uhrc_core.cache.locks import ReceiptBook, Tokens
+from uhrc_core.cache.locks import Grants, ReceiptBook
 from uhrc_core.cache.node import UnifiedTreeNode
-from uhrc_core.cache.params import CacheStats, EvictParams, IncLockRefResult, InsertParams
+from uhrc_core.cache.params import (
+    CacheStats,
+    EvictParams,
+    IncLockRefResult,
+    Insertion,
+    InsertParams,
+    InsertResult,
+)
 from uhrc_core.errors import InvalidParamsError, RequestError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import PagedIndexAllocator, ReqToTokenPool
+from uhrc_core.pools.ledger import Owner
 
 
 class BasePrefixCache(RequestLifecycle):
@@ -54,8 +62,6 @@ class BasePrefixCache(RequestLifecycle):
                 "cache.enable_unified_radix_tree"
             )
         self.components = tuple(by_kind[kind] for kind in sorted(by_kind))
-        for component in self.components:
-            component.join(self.components)
         self.page_size = page_size
         self.dp_size = dp_size
         self.req_to_token = ReqToTokenPool(max_requests, max_context_len)
@@ -94,6 +100,39 @@ class BasePrefixCache(RequestLifecycle):
             if kind is ComponentType.FULL or params.amount(kind):
                 self._pool(kind, params.dp_rank)
 
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Publish a computed prefix; the tree keeps what it has and takes the rest.
+
+        Raises:
+            InvalidParamsError: lengths that contradict each other or the tree, or data of a
+                component that is not here.
+            InvalidIndexError: new indices that the caller does not hold, or not whole pages.
+        """
+        key, start = params.key, params.prev_prefix_len
+        self.token_allocator.ledger.check_rank(key.dp_rank)
+        if len(params.value) != len(key) - start:
+            raise InvalidParamsError(
+                f"value: {len(params.value)} indices for the tokens [{start}, {len(key)}) of the "
+                "key; pass one FULL index per token after prev_prefix_len"
+            )
+        length = key.page_floor(self.page_size)
+        if start % self.page_size or start > length:
+            raise InvalidParamsError(
+                f"prev_prefix_len: {start} must be whole pages of {self.page_size} within the key"
+            )
+        self._check_kinds(params)
+        offered = Insertion(
+            key.prefix(length),
+            start,
+            params.value[: length - start],
+            Owner.CALLER,
+            params.priority,
+            params.swa_evicted_seqlen,
+            params.recurrent_value,
+            params.recurrent_seqlen,
+        )
+        return self._insert(offered, None)
+
     def _check_kinds(self, params: InsertParams) -> None:
         """Raise `InvalidParamsError` for data of a component not here."""
         if params.recurrent_value is not None:
@@ -115,12 +154,12 @@ class BasePrefixCache(RequestLifecycle):
                 "kind: FULL's part of a lock is held to the end (dec_lock_ref)"
             )
         index = [component.kind for component in self.components].index(kind)
-        token = self._receipts.take_part(lock.node, lock.to_dec_params(), index)
-        if token is not None:
-            self.components[index].release(lock.node, token)
+        grant = self._receipts.take_part(lock.node, lock.to_dec_params(), index)
+        if grant is not None:
+            self.components[index].release(lock.node, grant)
 
-    def receipts(self) -> Iterator[tuple[int, UnifiedTreeNode, Tokens]]:
-        """Number, anchor and tokens of every lock not yet released."""
+    def receipts(self) -> Iterator[tuple[int, UnifiedTreeNode, Grants]]:
+        """Number, anchor and grants of every lock not yet released."""
         return self._receipts.outstanding()
 
     def num_receipts(self) -> int:

@@ -1,9 +1,10 @@
-"""TreeComponent: the contract a component plugin implements.
+"""TreeComponent: the contract's first half, what a component answers for the tree.
 
 The tree owns structure (keys, nodes, order of steps); a component owns its values: which nodes it
 accepts in a match, how far a lock reaches, what a split does to its data, and when data is freed.
-The core calls every method through this contract; it knows FULL, on which the others rest, and
-never asks which of the others it talks to.
+For each request that is admitted it makes a `Holding`, the contract's other half. The core calls
+every method through these two; it knows FULL, on which the others rest, and never asks which of the
+others it talks to.
 """
 
 # ruff: noqa: B027 - an empty method here is a default: most components have nothing to do there.
@@ -12,41 +13,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from uhrc_core.cache.eviction import CandidateQueue, EvictionPolicy, Rank
+from uhrc_core.cache.holding import Holding, RequestState
 from uhrc_core.cache.node import ComponentData, UnifiedTreeNode
-from uhrc_core.cache.params import (
-    InsertParams,
-    InsertResult,
-    MatchPrefixParams,
-    MatchResult,
-    MissReason,
-)
+from uhrc_core.cache.params import Insertion, MatchPrefixParams, MatchResult, MissReason
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
-from uhrc_core.pools.allocator import PagedIndexAllocator
-
-if TYPE_CHECKING:
-    from uhrc_core.cache.holding import RequestState
+from uhrc_core.pools import PagedIndexAllocator
 
 #: Called with each node of the path in order and how many of its tokens the key matches; answers
 #: whether a hit may end there. One validator serves one walk and may keep state between calls.
 MatchValidator = Callable[[UnifiedTreeNode, int], bool]
-
-
-class StateSlots(NamedTuple):
-    """The slots one forward of a request works on.
-
-    Attributes:
-        running: read and rewritten; nothing of use in it while the request has computed nothing.
-        track: also gets the forward's final state; ``None``: not needed.
-        clone_src: the snapshot to copy into ``running`` before the forward; ``None``: copied.
-    """
-
-    running: int
-    track: int | None
-    clone_src: int | None
 
 
 class HostNeed(NamedTuple):
@@ -84,15 +65,10 @@ class TreeComponent(ABC):
         self.allocator = allocator
         self.policy = policy
         self.eviction_priority = eviction_priority
-        self.peers: tuple[TreeComponent, ...] = ()
         self.queues = tuple(
             CandidateQueue(self.kind, self.rank, self.is_candidate)
             for _ in range(allocator.dp_size)
         )
-
-    def join(self, components: Sequence[TreeComponent]) -> None:
-        """Meet the other components of the tree; called once, when the cache is built."""
-        self.peers = tuple(peer for peer in components if peer is not self)
 
     def data(self, node: UnifiedTreeNode) -> ComponentData:
         return node.component_data[self.kind]
@@ -127,28 +103,40 @@ class TreeComponent(ABC):
         Both keys are cut already; ``lower`` keeps its identity, its locks and its depth.
         """
 
-    def check_insert(self, params: InsertParams) -> None:
-        """Raise a `CacheError` if this component cannot take its part; nothing has changed yet."""
+    def check_insert(self, insertion: Insertion) -> None:
+        """Raise a `CacheError` if this component cannot take what a caller offers it; nothing has
+        changed yet. Not asked about a live request's publish."""
 
     def insert_cuts(
-        self, params: InsertParams, path: Sequence[UnifiedTreeNode], prefix_len: int
+        self, insertion: Insertion, path: Sequence[UnifiedTreeNode], prefix_len: int
     ) -> Sequence[int]:
         """Depths, whole pages within the key, at which this insert needs a node to end.
 
         ``path`` has the nodes that hold the key's first ``prefix_len`` tokens, root side first; the
-        last may hold more.
+        last may hold more. Those before ``insertion.start`` need not be among them.
         """
         return ()
 
     @abstractmethod
-    def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
+    def fill(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
         """Give a node that this insert created its value."""
 
-    def overlap(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
+    def overlap(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
         """This insert passes through an existing node (root side first). Default: mark it used."""
-        self.policy.touch(self.data(node), now, hit=False)
+        self.policy.touch(self.data(node), insertion.now, hit=False)
 
-    def commit(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> bool:
+    def may_grow(self, node: UnifiedTreeNode, insertion: Insertion) -> bool:
+        """Whether ``node``, a leaf that the request itself published and locked, may take on the
+        tokens that follow, instead of a new node below it; `grow` follows if all components say so.
+
+        Default: no, what this component has at the node stays as it is.
+        """
+        return False
+
+    def grow(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """The node's edge is longer now: give it the value of the tokens it lacks."""
+
+    def commit(self, node: UnifiedTreeNode, insertion: Insertion) -> bool:
         """A node on this insert's path is complete; those of `insert_cuts` are among them.
 
         ``False``: what was offered for it was there already, so the caller keeps it.
@@ -169,11 +157,11 @@ class TreeComponent(ABC):
         """Lock what a holder of ``node`` needs. ``None``: nothing was acquired here."""
 
     @abstractmethod
-    def release(self, node: UnifiedTreeNode, token: object) -> None:
-        """Undo one `acquire` of ``node`` that answered ``token``."""
+    def release(self, node: UnifiedTreeNode, grant: object) -> None:
+        """Undo one `acquire` of ``node`` that answered ``grant``."""
 
     @abstractmethod
-    def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
+    def locked_by(self, node: UnifiedTreeNode, grant: object) -> Iterable[UnifiedTreeNode]:
         """The nodes that an `acquire` of ``node`` with this answer locked; for the audit."""
 
     # -- eviction -----------------------------------------------------------------------------
@@ -182,16 +170,11 @@ class TreeComponent(ABC):
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         """Whether this component's value at ``node`` may be evicted now."""
 
-    def gives_hit(self, node: UnifiedTreeNode) -> bool:
-        """Whether a hit may end at ``node`` as far as this component goes. Default: yes."""
-        return True
-
     def rank(self, node: UnifiedTreeNode) -> Rank:
         """Victim order: first what can give no hit any more, then as the policy says."""
-        useful = all(peer.gives_hit(node) for peer in self.peers)
-        return (int(useful), *self.policy.rank(node, self.data(node)))
+        return (int(node.may_end_hit), *self.policy.rank(node, self.data(node)))
 
-    # -- life of a request --------------------------------------------------------------------
+    # -- admission ----------------------------------------------------------------------------
 
     def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
         """Units (this component's) that must be free or evictable for a request to be admitted.
@@ -211,87 +194,11 @@ class TreeComponent(ABC):
     def check_match(self, match: MatchResult) -> None:
         """Raise `StaleNodeError` if ``match`` no longer holds for this component's data."""
 
-    def admit(self, state: RequestState, match: MatchResult) -> bool:
-        """Take what the request owns beside its tokens; ``False``: none was to be had."""
-        return True
-
-    def state_slots(self, state: RequestState, start: int, stop: int) -> StateSlots | None:
-        """Where a forward over ``[start, stop)`` reads and leaves recurrent state, if this
-        component holds any."""
-        return None
-
-    def started(self, state: RequestState) -> None:
-        """The copy that `StateSlots.clone_src` asked for has been dispatched."""
-
-    def token_indices(self, state: RequestState, stop: int) -> IndexArray | None:
-        """int32[stop]: where this component's pool has the request's first ``stop`` tokens.
-
-        -1 where it need not have one any more; ``None``: a pool without an index per token.
-        """
-        return None
-
-    def needs_lock(self, state: RequestState) -> bool:
-        """Whether the request still needs this component's part of its lock on its prefix."""
-        return True
-
-    def cuts(self, state: RequestState, start: int, stop: int) -> Sequence[int]:
-        """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
-        return ()
-
-    def check_extend(self, num_tokens: int) -> None:
-        """Raise `InvalidParamsError` if no request may be extended by so many tokens at once."""
-
-    def extend_demand(self, state: RequestState, num_tokens: int) -> int:
-        """Units that `extend` takes for the request's next ``num_tokens`` tokens.
-
-        Default: a unit a token, in whole pages.
-        """
-        page_ceil = self.allocator.page_ceil
-        return page_ceil(state.allocated_len + num_tokens) - page_ceil(state.allocated_len)
-
     @abstractmethod
-    def extend(self, state: RequestState, num_tokens: int) -> bool:
-        """Take pool space for the request's next tokens; ``False``: none was to be had."""
+    def admit(self, state: RequestState, match: MatchResult) -> Holding | None:
+        """Take what the request owns beside its tokens; ``None``: none was to be had."""
 
-    @abstractmethod
-    def undo_extend(self, state: RequestState, num_tokens: int) -> None:
-        """Give back what `extend` took, since another component could not follow."""
-
-    def advanced(self, state: RequestState, start: int) -> None:
-        """The forward over ``[start, state.computed_len)`` has been dispatched."""
-
-    def publish_demand(self, state: RequestState, *, finished: bool) -> int:
-        """Units that publishing would like to have free; it must do without them, too."""
-        return 0
-
-    def prepare_publish(self, state: RequestState, seqlen: int, *, finished: bool) -> int:
-        """Get ready to insert up to the request's first ``seqlen`` tokens; returns how many may be.
-
-        May take `publish_demand` units; `settle` gives back what the insert did not need.
-        """
-        return seqlen
-
-    @abstractmethod
-    def offer(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
-        """Unclaim what an insert of the request's first ``seqlen`` tokens takes or finds double.
-
-        Returns the fields this component adds to its `InsertParams`; `settle` follows.
-        """
-
-    @abstractmethod
-    def settle(self, state: RequestState, result: InsertResult) -> None:
-        """After an insert: free the request's duplicates, note what the tree took over.
-
-        FULL comes last, so that the others still find the indices that the request offered.
-        """
-
-    @abstractmethod
-    def end(self, state: RequestState) -> None:
-        """Free everything the request still owns; called on every exit, exactly once."""
-
-    @abstractmethod
-    def held_by(self, state: RequestState) -> IndexArray:
-        """int32[n]: every index the live request owns (not the tree's); for the audit."""
+    # -- audit --------------------------------------------------------------------------------
 
     def problems(
         self, nodes: Sequence[UnifiedTreeNode], live: Sequence[RequestState]
@@ -305,7 +212,7 @@ class TreeComponent(ABC):
         """What must come from a host tier for a hit to end at ``stop``, beyond ``hit_len``.
 
         The device has FULL data of the first ``full_len`` tokens. ``None``: nothing that a tier
-        could bring makes such a hit. Default: so it is everywhere.
+        could bring makes such a hit, which is the default.
         """
         return None
 
@@ -314,7 +221,8 @@ class TreeComponent(ABC):
     ) -> IndexArray | None:
         """int32[need.num_units] fresh indices, the caller's, to load data to; ``None``: none free.
 
-        ``full_indices`` are those of the tokens up to ``need.stop``, FULL's own turn excepted.
+        ``full_indices`` are those of the tokens up to ``need.stop``; when FULL itself is asked,
+        which is first, they end where it has some.
         """
         return self.allocator.alloc(need.num_units, dp_rank)
 
@@ -324,36 +232,41 @@ class TreeComponent(ABC):
 
     # -- bookkeeping for subclasses -------------------------------------------------------------
 
-    def store(self, node: UnifiedTreeNode, value: IndexArray, now: int) -> None:
-        """Hand indices the caller owns to the tree at ``node``; copies them."""
+    def store(self, node: UnifiedTreeNode, value: IndexArray, insertion: Insertion) -> None:
+        """Hand indices of the giver to the tree at ``node``; copies them."""
         data = self.data(node)
-        self.allocator.adopt(value, node.dp_rank, protected=data.lock_ref > 0)
+        protected = data.lock_ref > 0
+        self.allocator.adopt(value, node.dp_rank, insertion.giver, protected=protected)
         data.value = value.copy()
         data.hit_count = 0
-        self.policy.touch(data, now, hit=False)
+        self.policy.touch(data, insertion.now, hit=False)
         self.reconsider(node)
 
-    def drop(self, node: UnifiedTreeNode) -> int:
-        """Free the tree's value at ``node``, leaving a tombstone; returns how many indices."""
+    def append(self, node: UnifiedTreeNode, value: IndexArray, insertion: Insertion) -> None:
+        """Hand more indices of the giver to the tree, behind those of ``node``; copies them."""
         data = self.data(node)
-        if data.value is None:
-            return 0
-        assert data.lock_ref == 0, f"{self.kind.name} data of {node} is locked"
+        assert data.value is not None
+        protected = data.lock_ref > 0
+        self.allocator.adopt(value, node.dp_rank, insertion.giver, protected=protected)
+        data.value = np.concatenate([data.value, value])
+        self.policy.touch(data, insertion.now, hit=False)
+
+    def drop(self, node: UnifiedTreeNode) -> IndexArray | None:
+        """Take the tree's value from ``node``, leaving a tombstone; whoever calls frees it."""
+        data = self.data(node)
         value, data.value = data.value, None
-        self.allocator.reclaim(value, node.dp_rank)
+        assert value is None or data.lock_ref == 0, f"{self.kind.name} data of {node} is locked"
         if data.queued:
             self.queues[node.dp_rank].forget(node)
-        for peer in self.peers:
-            peer.rank_changed(node)
-        return len(value)
+        return value
 
     def split_tokens(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
         """`split` of a value with an index per token: cut, if there is one; the rest is copied."""
         above, below = self.data(upper), self.data(lower)
         if below.value is not None:
             # Copies: a slice would keep the whole edge's array alive after one half is evicted.
-            above.value = below.value[: len(upper.key)].copy()
-            below.value = below.value[len(upper.key) :].copy()
+            at = len(upper.key)
+            above.value, below.value = below.value[:at].copy(), below.value[at:].copy()
         above.lock_ref = below.lock_ref
         above.last_access_time = below.last_access_time
         above.hit_count = below.hit_count
@@ -385,6 +298,6 @@ class TreeComponent(ABC):
             self.queues[node.dp_rank].push(node)
 
     def rank_changed(self, node: UnifiedTreeNode) -> None:
-        """Queue ``node`` anew, if it is queued: a peer's change may have lowered its rank."""
+        """Queue ``node`` anew, if it is queued: it may rank lower now."""
         if self.data(node).queued:
             self.queues[node.dp_rank].push(node)

@@ -13,6 +13,7 @@ from uhrc_core.cache.node import UnifiedTreeNode
 class EventKind(StrEnum):
     STORED = "stored"
     SPLIT = "split"
+    GROWN = "grown"
     REMOVED = "removed"
     RESET = "reset"
 
@@ -24,10 +25,10 @@ class CacheEvent:
     Attributes:
         kind: ``stored``: node ``node_id`` was added under ``parent_id`` with edge ``key``;
             ``split``: the front of ``node_id``'s edge, ``key``, became the new node ``parent_id``
-            between it and its former parent; ``removed``: leaf ``node_id`` is gone; ``reset``:
-            all is.
+            between it and its former parent; ``grown``: the edge of leaf ``node_id`` goes on with
+            ``key``; ``removed``: leaf ``node_id`` is gone; ``reset``: all is.
         node_id, parent_id: ids of this cache; the root is 0.
-        key: shares the node's memory; ``None`` for ``removed`` and ``reset``.
+        key: may share the node's memory; ``None`` for ``removed`` and ``reset``.
     """
 
     kind: EventKind

@@ -35,11 +35,13 @@ class RadixKey:
 
     The tokens are kept as ``bytes`` (native int32), since a bulk comparison of two keys is then a
     ``memcmp`` and a page of tokens is directly a dict key; `tokens` is a read-only view of them.
+    `slice` copies, so that an edge of the tree keeps no whole prompt alive; `prefix` shares.
     """
 
-    __slots__ = ("data", "namespace")
+    __slots__ = ("_bytes", "_len", "namespace")
 
-    data: bytes
+    _bytes: bytes
+    _len: int
     namespace: Namespace
 
     def __init__(
@@ -48,20 +50,28 @@ class RadixKey:
         extra_key: ExtraKey = None,
         dp_rank: int = 0,
     ) -> None:
-        self.data = _token_bytes(tokens)
+        self._bytes = _token_bytes(tokens)
+        self._len = len(self._bytes) // TOKEN_BYTES
         self.namespace = (_checked_extra_key(extra_key), _checked_rank(dp_rank))
 
     @classmethod
-    def _of(cls, data: bytes, namespace: Namespace) -> RadixKey:
+    def _of(cls, data: bytes, length: int, namespace: Namespace) -> RadixKey:
         key = cls.__new__(cls)
-        key.data = data
+        key._bytes = data
+        key._len = length
         key.namespace = namespace
         return key
 
     @property
+    def data(self) -> bytes:
+        """The tokens as native int32; a copy only of a `prefix`."""
+        whole = self._len * TOKEN_BYTES
+        return self._bytes if len(self._bytes) == whole else self._bytes[:whole]
+
+    @property
     def tokens(self) -> TokenArray:
         """int32[n_tokens], a read-only view of the key's own memory."""
-        return np.frombuffer(self.data, dtype=np.int32)
+        return np.frombuffer(self._bytes, np.int32, self._len)
 
     @property
     def extra_key(self) -> ExtraKey:
@@ -72,7 +82,7 @@ class RadixKey:
         return self.namespace[1]
 
     def __len__(self) -> int:
-        return len(self.data) // TOKEN_BYTES
+        return self._len
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RadixKey):
@@ -89,16 +99,24 @@ class RadixKey:
 
     def slice(self, start: int, stop: int) -> RadixKey:
         """The tokens in ``[start, stop)`` as a key of its own; copied, so nothing is kept alive."""
-        return RadixKey._of(self.data[start * TOKEN_BYTES : stop * TOKEN_BYTES], self.namespace)
+        stop = min(stop, self._len)
+        part = self._bytes[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        return RadixKey._of(part, len(part) // TOKEN_BYTES, self.namespace)
+
+    def prefix(self, stop: int) -> RadixKey:
+        """The first ``stop`` tokens, sharing this key's memory: O(1)."""
+        return RadixKey._of(self._bytes, min(stop, self._len), self.namespace)
 
     def extended(self, tokens: list[int] | npt.NDArray[np.integer]) -> RadixKey:
         """This key with more tokens behind it."""
-        return RadixKey._of(self.data + _token_bytes(tokens), self.namespace)
+        return RadixKey.joined((self, RadixKey(tokens)), self.namespace)
 
     @classmethod
-    def joined(cls, edges: Sequence[RadixKey]) -> RadixKey:
-        """The key that ``edges``, of one namespace and at least one, make up in this order."""
-        return cls._of(b"".join(edge.data for edge in edges), edges[0].namespace)
+    def joined(cls, edges: Sequence[RadixKey], namespace: Namespace | None = None) -> RadixKey:
+        """The key that ``edges``, at least one, make up in this order, in the first one's
+        namespace unless another is given."""
+        data = b"".join([edge.data for edge in edges])
+        return cls._of(data, len(data) // TOKEN_BYTES, namespace or edges[0].namespace)
 
     def page_floor(self, page_size: int) -> int:
         """Length in tokens of the whole pages of this key."""
@@ -106,17 +124,19 @@ class RadixKey:
 
     def page(self, start: int, page_size: int) -> bytes:
         """The page that begins at token ``start``, as a dict key."""
-        return self.data[start * TOKEN_BYTES : (start + page_size) * TOKEN_BYTES]
+        return self._bytes[start * TOKEN_BYTES : (start + page_size) * TOKEN_BYTES]
 
     def starts_with(self, edge: RadixKey, start: int) -> bool:
         """Whether all of ``edge`` stands in this key from token ``start`` on: one ``memcmp``."""
-        return self.data.startswith(edge.data, start * TOKEN_BYTES)
+        if start + edge._len > self._len:
+            return False
+        return self._bytes.startswith(edge.data, start * TOKEN_BYTES)
 
     def common_len(self, edge: RadixKey, start: int, limit: int) -> int:
         """How many tokens of ``edge`` equal this key's from ``start`` on, up to ``limit``."""
         n = min(len(edge), limit - start)
-        mine = np.frombuffer(self.data, np.int32, n, start * TOKEN_BYTES)
-        differs = mine != np.frombuffer(edge.data, np.int32, n)
+        mine = np.frombuffer(self._bytes, np.int32, n, start * TOKEN_BYTES)
+        differs = mine != np.frombuffer(edge._bytes, np.int32, n)
         first = int(differs.argmax()) if n else 0
         return first if n and differs[first] else n
 

@@ -5,7 +5,7 @@
     cache_finished_req | abort_req | retract_req
 
 The steps are written once, for every cache behind the base interface: they use only its
-primitives and the components' contract.
+primitives, the components and their holdings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from uhrc_core.arguments import count, integer
-from uhrc_core.cache.component import StateSlots, TreeComponent
+from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.hicache import NO_HICACHE, HiCacheCalls
-from uhrc_core.cache.holding import RequestState
+from uhrc_core.cache.holding import Holding, RequestState, StateSlots
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.node import UnifiedTreeNode
 from uhrc_core.cache.params import (
@@ -26,6 +29,7 @@ from uhrc_core.cache.params import (
     EvictParams,
     EvictResult,
     IncLockRefResult,
+    Insertion,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -36,6 +40,7 @@ from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeEr
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import ReqToTokenPool
+from uhrc_core.pools.ledger import Owner
 
 #: Which field of `EvictParams` asks for a component's units.
 EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
@@ -62,6 +67,10 @@ class RequestLifecycle(ABC):
 
         Raises a `CacheError` for what it cannot take; nothing has changed then.
         """
+
+    @abstractmethod
+    def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
+        """`insert` of what is checked, or is a live request's own: ``holder``'s."""
 
     @abstractmethod
     def evict(self, params: EvictParams) -> EvictResult:
@@ -118,10 +127,12 @@ class RequestLifecycle(ABC):
 
         Says in ``host_hit_length`` by how much `prefetch_req` could make it longer.
         """
-        params = self._reusable(key_of(req))
+        key = key_of(req)
+        params = self._reusable(key)
         match = self.match_prefix(params)
         full_len = match.full_hit_length
         match.host_hit_length = self.hicache.lookup(params.key, match.hit_len, full_len)
+        match.request, match.key = req, key
         return match
 
     def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
@@ -137,8 +148,7 @@ class RequestLifecycle(ABC):
 
     def _reusable(self, key: RadixKey) -> MatchPrefixParams:
         """All tokens but the last, which must be computed anyway."""
-        key = key.slice(0, max(len(key) - 1, 0))
-        return MatchPrefixParams(key=key, cow_recurrent=True)
+        return MatchPrefixParams(key=key.prefix(max(len(key) - 1, 0)), cow_recurrent=True)
 
     def admit_req(self, req: Request, match: MatchResult, num_tokens: int) -> RequestState | None:
         """Lock the match and take what the request needs to start.
@@ -162,7 +172,7 @@ class RequestLifecycle(ABC):
         num_tokens = count("num_tokens", num_tokens)
         if not self.req_to_token.num_free:
             return None
-        lock = self.inc_lock_ref(match.best_match_node)
+        lock = self.inc_lock_ref(self._node_of(match))
         live = [state for state in self._live.values() if state.dp_rank == key.dp_rank]
         demands = [component.demand(num_tokens, live) for component in self.components]
         admits = [component.admit_demand() for component in self.components]
@@ -173,10 +183,12 @@ class RequestLifecycle(ABC):
         assert row is not None
         self.req_to_token.write(row, 0, match.device_indices)
         state = RequestState(req, self.req_to_token, row, lock, key)
-        for number, component in enumerate(self.components):
-            if not component.admit(state, match):
-                self._leave(state, self.components[:number])
+        for component in self.components:
+            holding = component.admit(state, match)
+            if holding is None:
+                self._leave(state)
                 return None
+            state.holdings += (holding,)
         self._live[req.rid] = state
         return state
 
@@ -185,20 +197,23 @@ class RequestLifecycle(ABC):
         if req.rid in self._live:
             raise RequestError(f"request {req.rid!r} is live already; rids must be unique")
         integer("priority", req.priority)
-        key = key_of(req)
-        self.components[0].allocator.ledger.check_rank(key.dp_rank)
+        key = self._key_for(req, match)
         if len(key) > self.req_to_token.max_context_len:
             raise RequestTooLargeError(
                 f"request {req.rid!r} has {len(key)} tokens, max_context_len is "
                 f"{self.req_to_token.max_context_len}"
             )
-        self._check_prefix(req, key, match)
         for component in self.components:
             component.check_match(match)
         return key
 
-    def _check_prefix(self, req: Request, key: RadixKey, match: MatchResult) -> None:
-        """Raise `InvalidParamsError` unless the match is one of these tokens but the last."""
+    def _key_for(self, req: Request, match: MatchResult) -> RadixKey:
+        """The request's key; raise `InvalidParamsError` unless the match is one of these tokens but
+        the last."""
+        if match.request is req and match.key is not None:
+            return match.key  # `match_req` made both of this request
+        key = key_of(req)
+        self.components[0].allocator.ledger.check_rank(key.dp_rank)
         for part in match.best_match_node.path_to_root():
             if part.key.namespace != key.namespace or not key.starts_with(part.key, part.start):
                 raise InvalidParamsError(
@@ -209,6 +224,11 @@ class RequestLifecycle(ABC):
                 f"match: covers all {len(key)} tokens of request {req.rid!r}, and the last must be "
                 "computed; use match_req"
             )
+        return key
+
+    def _node_of(self, match: MatchResult) -> UnifiedTreeNode:
+        """The node that ends where the match does; it may have grown since."""
+        return match.best_match_node
 
     # -- running -------------------------------------------------------------------------------
 
@@ -225,19 +245,22 @@ class RequestLifecycle(ABC):
                 f"extend_req: {num_tokens} tokens after {start} do not fit max_context_len "
                 f"{self.req_to_token.max_context_len}"
             )
-        for component in self.components:
-            component.check_extend(num_tokens)
-        needs = [component.extend_demand(state, num_tokens) for component in self.components]
-        if not self._make_room(needs, state.dp_rank):
-            return None
-        with ExitStack() as undo:
-            for component in self.components:
-                if not component.extend(state, num_tokens):
-                    return None
-                undo.callback(component.undo_extend, state, num_tokens)
-            undo.pop_all()
+        if not self._extend(state, num_tokens):
+            needs = [holding.extend_demand(num_tokens) for holding in state.holdings]
+            if not (self._make_room(needs, state.dp_rank) and self._extend(state, num_tokens)):
+                return None
         state.allocated_len = start + num_tokens
         return state.indices(start, state.allocated_len)
+
+    def _extend(self, state: RequestState, num_tokens: int) -> bool:
+        """Take pool space of every component, or of none."""
+        with ExitStack() as undo:
+            for holding in state.holdings:
+                if not holding.extend(num_tokens):
+                    return False
+                undo.callback(holding.undo_extend, num_tokens)
+            undo.pop_all()
+        return True
 
     def advance_req(self, req: Request, num_tokens: int) -> None:
         """The forward that writes the request's next ``num_tokens`` tokens has been dispatched."""
@@ -250,8 +273,8 @@ class RequestLifecycle(ABC):
             )
         start = state.computed_len
         state.computed_len += num_tokens
-        for component in self.components:
-            component.advanced(state, start)
+        for holding in state.holdings:
+            holding.advanced(start)
         self._release_what_is_not_needed(state)
 
     def started_req(self, req: Request) -> None:
@@ -260,35 +283,57 @@ class RequestLifecycle(ABC):
         Until then the source of a copy-on-write clone is locked.
         """
         state = self.request_state(req.rid)
-        for component in self.components:
-            component.started(state)
+        for holding in state.holdings:
+            holding.started()
         self._release_what_is_not_needed(state)
 
-    def token_indices(self, req: Request, stop: int) -> dict[ComponentType, IndexArray]:
-        """Per component with an index per token, where its pool has the first ``stop`` tokens.
+    def page_tables(self, req: Request, stop: int) -> dict[ComponentType, IndexArray]:
+        """Per component with an index per token, which pages hold the request's first ``stop``
+        tokens, in order.
 
-        int32[stop] each, to be read before the request's next step; -1 where a component no longer
-        needs to have the token.
+        int32[n_pages] each, read-only, to be read before the request's next step; -1 where a
+        component no longer needs to have them. O(1): the tables grow with the request.
         """
+        state = self._state_with(req, stop)
+        found = ((holding.kind, holding.page_table(stop)) for holding in state.holdings)
+        return {kind: table for kind, table in found if table is not None}
+
+    def token_indices(self, req: Request, stop: int) -> dict[ComponentType, IndexArray]:
+        """`page_tables` spelled out: int32[stop] indices, one a token, or -1. O(stop)."""
+        offsets = np.arange(self.page_size, dtype=np.int32)
+        return {
+            kind: np.where(pages[:, None] < 0, -1, pages[:, None] * self.page_size + offsets)
+            .reshape(-1)[:stop]
+            .astype(np.int32)
+            for kind, pages in self.page_tables(req, stop).items()
+        }
+
+    def _state_with(self, req: Request, stop: int) -> RequestState:
         state = self.request_state(req.rid)
         if count("stop", stop) > state.allocated_len:
             raise InvalidParamsError(
                 f"stop: {stop}, but request {req.rid!r} has indices for {state.allocated_len} "
                 "tokens (extend_req)"
             )
-        found = ((c.kind, c.token_indices(state, stop)) for c in self.components)
-        return {kind: indices for kind, indices in found if indices is not None}
+        return state
 
     def state_slots(self, req: Request, start: int, stop: int) -> StateSlots | None:
         """Slots of recurrent state for a forward over ``[start, stop)``; ``None``: no state."""
         state = self.request_state(req.rid)
-        found = (component.state_slots(state, start, stop) for component in self.components)
+        found = (holding.state_slots(start, stop) for holding in state.holdings)
         return next((slots for slots in found if slots is not None), None)
 
     def cuts(self, req: Request, start: int, stop: int) -> Sequence[int]:
         """Positions in ``(start, stop)``, ascending, where a forward of the request must end."""
         state = self.request_state(req.rid)
-        return sorted({cut for c in self.components for cut in c.cuts(state, start, stop)})
+        return sorted({cut for holding in state.holdings for cut in holding.cuts(start, stop)})
+
+    def publishable_len(self, req: Request, num_tokens: int) -> int:
+        """How many of its first ``num_tokens`` tokens the request can give to others while it runs,
+        once they are computed: whole pages, and no more than every component can."""
+        for holding in reversed(self.request_state(req.rid).holdings):
+            num_tokens = holding.publishable_len(num_tokens)
+        return num_tokens
 
     def cache_unfinished_req(self, req: Request) -> None:
         """Publish what is computed so far and move the request's lock to the end of it.
@@ -302,6 +347,8 @@ class RequestLifecycle(ABC):
         old = state.lock
         state.lock = self.inc_lock_ref(result.node)
         self.dec_lock_ref(old.node, old.to_dec_params())
+        for holding in state.holdings:
+            holding.locked = True
         self._release_what_is_not_needed(state)
 
     # -- leaving -------------------------------------------------------------------------------
@@ -314,7 +361,7 @@ class RequestLifecycle(ABC):
             result = self._publish(state, finished=True)
         with ExitStack() as leaving:
             leaving.callback(self._live.pop, req.rid)
-            leaving.callback(self._leave, state, self.components)
+            leaving.callback(self._leave, state)
             if is_insert:
                 self.hicache.write_through(state.lock.node if result is None else result.node)
 
@@ -330,46 +377,50 @@ class RequestLifecycle(ABC):
         self.cache_finished_req(req, is_insert=True)
 
     def _release_what_is_not_needed(self, state: RequestState) -> None:
-        for component in self.components:
-            if not component.needs_lock(state):
-                self.release_early(state.lock, component.kind)
+        for holding in state.holdings:
+            if holding.locked and not holding.needs_lock():
+                self.release_early(state.lock, holding.kind)
+                holding.locked = False
 
-    def _leave(self, state: RequestState, components: Sequence[TreeComponent]) -> None:
-        """Give back what the request has from ``components``, its lock and its row."""
-        for component in reversed(components):
-            component.end(state)
+    def _leave(self, state: RequestState) -> None:
+        """Give back what the request has, its lock and its row."""
+        for holding in reversed(state.holdings):
+            holding.end()
         self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
         self.req_to_token.free(state.row)
 
     # -- steps ---------------------------------------------------------------------------------
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
+        """Insert what is computed; the regions of the request's row are drawn in `holding`."""
         seqlen = min(state.computed_len, len(state.request.token_ids))
         known = state.key_upto(seqlen)  # raises for a token that is none, before anything changes
         priority = integer("priority", state.request.priority)
-        wishes = [c.publish_demand(state, finished=finished) for c in self.components]
-        self._make_room(wishes, state.dp_rank)
-        for component in self.components:
-            seqlen = component.prepare_publish(state, seqlen, finished=finished)
-        seqlen -= seqlen % self.page_size
-        if seqlen <= state.protected_len:
-            return None
         fields: dict[str, Any] = {}
-        for component in self.components:
-            fields |= component.offer(state, seqlen)
-        result = self.insert(
-            InsertParams(
-                key=known.slice(0, seqlen),
-                value=state.indices(0, seqlen),
-                prev_prefix_len=state.protected_len,
-                priority=priority,
-                **fields,
-            )
+        for holding in reversed(state.holdings):
+            make_room = None if finished else partial(self._make_room_for, holding, state.dp_rank)
+            offer = holding.offer(seqlen, make_room)
+            if offer is None:
+                return None
+            seqlen = offer.seqlen
+            fields |= offer.fields
+        start = state.protected_len
+        if seqlen <= start:
+            return None
+        key, value = known.prefix(seqlen), state.indices(start, seqlen)
+        result = self._insert(
+            Insertion(key, start, value, Owner.REQUEST, priority=priority, **fields), state
         )
-        for component in reversed(self.components):
-            component.settle(state, result)
+        for holding in reversed(state.holdings):
+            holding.published(result)
         state.protected_len = result.inserted_len
+        state.leaf = result.node if result.prefix_len < result.inserted_len else None
         return result
+
+    def _make_room_for(self, holding: Holding, dp_rank: int, num_units: int) -> bool:
+        """Evict until one component has so many units free."""
+        needs = [num_units * (part.kind is holding.kind) for part in self.components]
+        return self._make_room(needs, dp_rank)
 
     def _covers(self, needs: Sequence[int], dp_rank: int) -> bool:
         """Whether every component's need is free or evictable."""

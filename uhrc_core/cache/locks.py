@@ -10,13 +10,13 @@ from uhrc_core.cache.params import DecLockRefParams, IncLockRefResult
 from uhrc_core.errors import ReceiptError
 
 #: What each component answered to `TreeComponent.acquire`, in the cache's order of components.
-Tokens = tuple[object | None, ...]
+Grants = tuple[object | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Receipt:
     node: UnifiedTreeNode
-    tokens: Tokens
+    grants: Grants
 
 
 class ReceiptBook:
@@ -29,19 +29,19 @@ class ReceiptBook:
     def __len__(self) -> int:
         return len(self._receipts)
 
-    def outstanding(self) -> Iterator[tuple[int, UnifiedTreeNode, Tokens]]:
-        """Number, anchor and tokens of every receipt, oldest first."""
+    def outstanding(self) -> Iterator[tuple[int, UnifiedTreeNode, Grants]]:
+        """Number, anchor and grants of every receipt, oldest first."""
         for receipt_id, receipt in self._receipts.items():
-            yield receipt_id, receipt.node, receipt.tokens
+            yield receipt_id, receipt.node, receipt.grants
 
-    def issue(self, node: UnifiedTreeNode, tokens: Tokens) -> IncLockRefResult:
+    def issue(self, node: UnifiedTreeNode, grants: Grants) -> IncLockRefResult:
         """Record an acquisition anchored at ``node``."""
         receipt_id = self._next_id
         self._next_id += 1
-        self._receipts[receipt_id] = _Receipt(node, tokens)
+        self._receipts[receipt_id] = _Receipt(node, grants)
         return IncLockRefResult(receipt_id, node)
 
-    def redeem(self, node: UnifiedTreeNode, params: DecLockRefParams) -> Tokens:
+    def redeem(self, node: UnifiedTreeNode, params: DecLockRefParams) -> Grants:
         """Strike a receipt out and return what was acquired.
 
         Raises:
@@ -49,18 +49,18 @@ class ReceiptBook:
         """
         receipt = self._find(node, params)
         del self._receipts[params.receipt_id]
-        return receipt.tokens
+        return receipt.grants
 
     def take_part(
         self, node: UnifiedTreeNode, params: DecLockRefParams, index: int
     ) -> object | None:
-        """Strike one component's token out of a receipt that stays outstanding; returns it."""
+        """Strike one component's grant out of a receipt that stays outstanding; returns it."""
         receipt = self._find(node, params)
-        token = receipt.tokens[index]
-        if token is not None:
-            rest = (*receipt.tokens[:index], None, *receipt.tokens[index + 1 :])
+        grant = receipt.grants[index]
+        if grant is not None:
+            rest = (*receipt.grants[:index], None, *receipt.grants[index + 1 :])
             self._receipts[params.receipt_id] = _Receipt(node, rest)
-        return token
+        return grant
 
     def _find(self, node: UnifiedTreeNode, params: DecLockRefParams) -> _Receipt:
         receipt = self._receipts.get(params.receipt_id)

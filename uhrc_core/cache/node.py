@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.indices import IndexArray
@@ -14,7 +14,7 @@ class ComponentData:
 
     Attributes:
         value: int32[n], pool indices owned by the tree: one per token of the edge (FULL, SWA) or
-            one slot (RECURRENT). Never written in place: a split replaces it.
+            one slot (RECURRENT). Never written in place: a split or growth replaces it.
         lock_ref: how many holders keep the value from being evicted.
         host_value, host_lock_ref: reserved for a HiCache tier; ``None`` and 0 here.
         last_access_time: the cache's counter at the last refresh; larger is more recent.
@@ -52,10 +52,11 @@ class UnifiedTreeNode:
         parent: ``None`` at the root and after eviction.
         children: by the child's first page (below the root: namespace and first page).
         component_data: three slots indexed by `ComponentType`.
+        kinds: the kinds of data that the tree has; the root says it to all below it.
         priority: the largest priority inserted through this node (for the ``priority`` policy).
     """
 
-    __slots__ = ("children", "component_data", "end", "id", "key", "parent", "priority")
+    __slots__ = ("children", "component_data", "end", "id", "key", "kinds", "parent", "priority")
 
     def __init__(
         self, node_id: int, key: RadixKey, parent: UnifiedTreeNode | None, end: int, priority: int
@@ -66,7 +67,15 @@ class UnifiedTreeNode:
         self.end = end
         self.priority = priority
         self.children: dict[Hashable, UnifiedTreeNode] = {}
-        self.component_data = tuple(ComponentData() for _ in ComponentType)
+        self.component_data = (ComponentData(), ComponentData(), ComponentData())
+        self.kinds: tuple[ComponentType, ...] = () if parent is None else parent.kinds
+
+    @classmethod
+    def root(cls, kinds: Iterable[ComponentType]) -> UnifiedTreeNode:
+        """The root of a tree with these kinds of data."""
+        node = cls(0, RadixKey([]), None, end=0, priority=0)
+        node.kinds = tuple(kinds)
+        return node
 
     @property
     def start(self) -> int:
@@ -80,6 +89,11 @@ class UnifiedTreeNode:
     @property
     def is_leaf(self) -> bool:
         return not self.children
+
+    @property
+    def may_end_hit(self) -> bool:
+        """Whether the node has data of every kind: without, a hit can end below it at most."""
+        return all(self.component_data[kind].value is not None for kind in self.kinds)
 
     def path_to_root(self) -> Iterator[UnifiedTreeNode]:
         """This node and its ancestors, deepest first, the root left out."""

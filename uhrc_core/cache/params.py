@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.request import Request
 from uhrc_core.errors import InvalidParamsError
 from uhrc_core.indices import IndexArray, index_array
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools.ledger import Owner
 
 Indices = Annotated[IndexArray, PlainValidator(index_array)]
 
@@ -58,7 +60,8 @@ class InsertParams(Params):
 
     Attributes:
         key: the tokens; only whole pages are inserted.
-        value: int32[len(key)] FULL pool indices of those tokens. The cache copies what it keeps.
+        value: int32[len(key) - prev_prefix_len] FULL pool indices of the tokens from there on. The
+            cache copies what it keeps.
         prev_prefix_len: tokens the caller already holds from the tree (its locked prefix), whole
             pages.
         priority: raises the priority of every node on the path (``priority`` policy).
@@ -77,6 +80,39 @@ class InsertParams(Params):
     swa_evicted_seqlen: int = Field(default=0, ge=0)
     recurrent_value: int | None = Field(default=None, ge=0, lt=2**31)
     recurrent_seqlen: int | None = Field(default=None, gt=0)
+
+
+@dataclass(slots=True)
+class Insertion:
+    """One insert under way, as the components see it.
+
+    Attributes:
+        key: the tokens, whole pages.
+        start: tokens that the giver holds from the tree already.
+        value: int32[len(key) - start] FULL indices of the others.
+        giver: who owns what is offered; the cache checks what a caller says.
+        now: time of the insert, set by the tree.
+        priority, swa_evicted_seqlen, recurrent_value, recurrent_seqlen: as in `InsertParams`.
+    """
+
+    key: RadixKey
+    start: int
+    value: IndexArray
+    giver: Owner
+    priority: int = 0
+    swa_evicted_seqlen: int = 0
+    recurrent_value: int | None = None
+    recurrent_seqlen: int | None = None
+    now: int = 0
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        """int32[stop - start], a view: the FULL indices of tokens ``[start, stop)``."""
+        return self.value[start - self.start : stop - self.start]
+
+    @property
+    def swa_start(self) -> int:
+        """Depth from which on the insert brings SWA data."""
+        return max(self.swa_evicted_seqlen, self.start)
 
 
 class EvictParams(Params):
@@ -123,6 +159,8 @@ class MatchResult:
         recurrent_branching_seqlen: where the scheduler should take a snapshot, so that the next
             request of this prefix hits it; ``None`` when the hit is as long as FULL allows.
         miss_reason: what limited the hit; ``None`` when the whole key (in pages) hit.
+        request, key: of `match_req`: whose match it is, and the tokens it had, so that they need
+            not be converted again.
     """
 
     device_indices: IndexArray
@@ -134,6 +172,8 @@ class MatchResult:
     recurrent_cow_src: int | None = None
     recurrent_branching_seqlen: int | None = None
     miss_reason: MissReason | None = None
+    request: Request | None = field(default=None, repr=False)
+    key: RadixKey | None = field(default=None, repr=False)
 
     @property
     def hit_len(self) -> int:
@@ -166,6 +206,13 @@ class EvictResult:
     num_tokens_evicted: int = 0
     swa_num_tokens_evicted: int = 0
     recurrent_num_evicted: int = 0
+
+    def __add__(self, other: EvictResult) -> EvictResult:
+        return EvictResult(
+            self.num_tokens_evicted + other.num_tokens_evicted,
+            self.swa_num_tokens_evicted + other.swa_num_tokens_evicted,
+            self.recurrent_num_evicted + other.recurrent_num_evicted,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.events import CacheEvent, EventKind, EventLog
 from uhrc_core.cache.hicache import HiCache, host_needs
+from uhrc_core.cache.holding import RequestState
 from uhrc_core.cache.host_tier import HiCacheHooks
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.node import UnifiedTreeNode
@@ -28,16 +29,23 @@ from uhrc_core.cache.params import (
     EvictParams,
     EvictResult,
     IncLockRefResult,
+    Insertion,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
 )
-from uhrc_core.cache.request import Request, key_of
+from uhrc_core.cache.reclaim import Reclaimed
+from uhrc_core.cache.request import Request
 from uhrc_core.cache.walk import TreeWalker, Walk
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools.ledger import Owner
+
+#: A request's own leaf grows with it up to this many tokens. A match then passes few nodes, and a
+#: publish copies a bounded piece, so that a prompt's cost stays linear in its length.
+EDGE_TOKENS_MAX = 32_768
 
 
 class UnifiedRadixCache(BasePrefixCache):
@@ -47,7 +55,7 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def _start_empty(self) -> None:
         self._eviction_order = sorted(self.components, key=lambda c: c.eviction_priority)
-        self._root = UnifiedTreeNode(0, RadixKey([]), None, end=0, priority=0)
+        self._root = UnifiedTreeNode.root(component.kind for component in self.components)
         self._nodes = {0: self._root}
         self._now = 0
         self._walker = TreeWalker(self._root, self.components, self.page_size)
@@ -103,85 +111,105 @@ class UnifiedRadixCache(BasePrefixCache):
 
     # -- insert --------------------------------------------------------------------------------
 
-    def insert(self, params: InsertParams) -> InsertResult:
-        """Publish a computed prefix; the tree keeps what it has and takes the rest.
+    def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
+        """Walk the known prefix (a bulk comparison), copy the new suffix.
 
-        Walks the known prefix (a bulk comparison) and copies only the new suffix.
-
-        Raises:
-            InvalidParamsError: lengths that contradict each other or the tree.
-            InvalidIndexError: new indices that the caller does not hold, or not whole pages.
+        A request's walk begins where its lock is, and its own last node grows with it.
         """
-        key = params.key
-        length = key.page_floor(self.page_size)
-        path, prefix_len, cuts = self._check_insert(params, length)
+        key, length = insertion.key, len(insertion.key)
+        begin = self._root if holder is None else holder.lock.node
+        below, prefix_len = self._walker.descend(key, length, begin)
+        cuts = self._check_insert(insertion, below, prefix_len)
         self._now += 1
-        node, ends = self._root, list[UnifiedTreeNode]()
-        for child in path:
+        insertion.now = self._now
+        for node in [*begin.path_to_root()][::-1]:
+            self._pass(node, insertion)
+        node, ends = begin, [begin] if begin.parent is not None else []
+        for child in below:
             stops = [cut for cut in cuts if child.start < cut < min(child.end, prefix_len)]
             for stop in [*stops, min(child.end, prefix_len)]:
                 node = self._split(child, stop) if stop < child.end else child
-                node.priority = max(node.priority, params.priority)
+                self._pass(node, insertion)
                 ends.append(node)
-                for component in self.components:
-                    component.overlap(node, params, self._now)
         for stop in [cut for cut in cuts if prefix_len < cut < length] + [length]:
-            if node.end < stop:
-                node = self._append(node, key.slice(node.end, stop), params)
+            if node.end == stop:
+                continue
+            if holder is not None and node is holder.leaf and self._may_grow(node, stop, insertion):
+                self._grow(node, stop, insertion)
+            else:
+                node = self._append(node, key.slice(node.end, stop), insertion)
                 ends.append(node)
-        taken = [c.commit(end, params, self._now) for end in ends for c in self.components]
+        taken = [c.commit(end, insertion) for end in ends for c in self.components]
         self._stats.insert_count += 1
         self._stats.inserted_num_tokens += length - prefix_len
-        self._stats.inserted_num_snapshots += params.recurrent_value is not None and all(taken)
+        self._stats.inserted_num_snapshots += insertion.recurrent_value is not None and all(taken)
         return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
 
     def _check_insert(
-        self, params: InsertParams, length: int
-    ) -> tuple[list[UnifiedTreeNode], int, Sequence[int]]:
-        """The nodes that hold the key, how many of its tokens they hold, and where nodes must end.
-
-        Nothing has changed yet when this raises.
-        """
-        key, value = params.key, params.value
-        self.token_allocator.ledger.check_rank(key.dp_rank)
-        if len(value) != len(key):
-            raise InvalidParamsError(
-                f"value: {len(value)} indices for a key of {len(key)} tokens; "
-                "pass one FULL index per token"
-            )
-        path, prefix_len = self._walker.descend(key, length)
-        held = params.prev_prefix_len
-        if held % self.page_size or held > prefix_len:
-            raise InvalidParamsError(
-                f"prev_prefix_len: {held} must be whole pages of {self.page_size} and at most the "
-                f"{prefix_len} tokens of this key that the tree holds"
-            )
-        new = self.token_allocator.pages(value[prefix_len:length])
-        self.token_allocator.ledger.check_held(new, key.dp_rank)
-        self._check_kinds(params)
+        self, insertion: Insertion, path: Sequence[UnifiedTreeNode], prefix_len: int
+    ) -> Sequence[int]:
+        """Where nodes must end, ascending. Nothing has changed yet when this raises."""
+        key, length = insertion.key, len(insertion.key)
+        if insertion.giver is Owner.CALLER:
+            if insertion.start > prefix_len:
+                raise InvalidParamsError(
+                    f"prev_prefix_len: {insertion.start} must be at most the {prefix_len} tokens "
+                    "of this key that the tree holds"
+                )
+            new = self.token_allocator.pages(insertion.indices(prefix_len, length))
+            self.token_allocator.ledger.check_held(new, key.dp_rank)
+            for component in self.components:
+                component.check_insert(insertion)
         cuts = set[int]()
         for component in self.components:
-            component.check_insert(params)
-            for cut in component.insert_cuts(params, path, prefix_len):
+            for cut in component.insert_cuts(insertion, path, prefix_len):
                 if cut % self.page_size or not 0 < cut <= length:
                     raise InvalidParamsError(
                         f"{component.kind.name}: seqlen {cut} must be whole pages of "
                         f"{self.page_size} within the key's {length} tokens"
                     )
                 cuts.add(cut)
-        return path, prefix_len, sorted(cuts)
+        return sorted(cuts)
+
+    def _pass(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """An insert passes through an existing node."""
+        node.priority = max(node.priority, insertion.priority)
+        for component in self.components:
+            component.overlap(node, insertion)
 
     def _append(
-        self, parent: UnifiedTreeNode, edge: RadixKey, params: InsertParams
+        self, parent: UnifiedTreeNode, edge: RadixKey, insertion: Insertion
     ) -> UnifiedTreeNode:
-        node = self._new_node(edge, parent, parent.end + len(edge), params.priority)
+        node = self._new_node(edge, parent, parent.end + len(edge), insertion.priority)
         child_key = self._walker.child_key(parent, edge, 0)
         parent.children[child_key] = node
         self._walker.forget(parent, child_key)
         for component in self.components:
-            component.fill(node, params, self._now)
+            component.fill(node, insertion)
         self._events.add(CacheEvent(EventKind.STORED, node.id, parent.id, edge))
         return node
+
+    def _may_grow(self, leaf: UnifiedTreeNode, stop: int, insertion: Insertion) -> bool:
+        """Whether the request's own leaf may take on the tokens up to ``stop``.
+
+        Only while the request alone holds it: who else has locked it, locked these tokens. Matches
+        that end there and are not locked yet remember how long they are (`_node_of`).
+        """
+        return (
+            leaf.is_leaf
+            and leaf.component_data[ComponentType.FULL].lock_ref == 1
+            and stop - leaf.start <= EDGE_TOKENS_MAX
+            and all(component.may_grow(leaf, insertion) for component in self.components)
+        )
+
+    def _grow(self, leaf: UnifiedTreeNode, stop: int, insertion: Insertion) -> None:
+        more = insertion.key.slice(leaf.end, stop)
+        self._walker.forget(leaf, self._walker.child_key(leaf, more, 0))
+        leaf.key = RadixKey.joined((leaf.key, more))
+        leaf.end = stop
+        for component in self.components:
+            component.grow(leaf, insertion)
+        self._events.add(CacheEvent(EventKind.GROWN, leaf.id, key=more))
 
     def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
         """Put a new node between ``node`` and its parent that ends at ``depth``; returns it."""
@@ -220,8 +248,8 @@ class UnifiedRadixCache(BasePrefixCache):
         self._check_node(node)
         for depth in {component.lock_from(node) for component in self.components} - {0}:
             self._end_node_at(depth, node)
-        tokens = tuple(component.acquire(node) for component in self.components)
-        return self._receipts.issue(node, tokens)
+        grants = tuple([component.acquire(node) for component in self.components])
+        return self._receipts.issue(node, grants)
 
     def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams) -> None:
         """Undo one `inc_lock_ref` of ``node``.
@@ -229,10 +257,10 @@ class UnifiedRadixCache(BasePrefixCache):
         Raises:
             ReceiptError: the receipt was used already, was given for another node, or is unknown.
         """
-        tokens = self._receipts.redeem(node, params)
-        for component, token in zip(self.components, tokens, strict=True):
-            if token is not None:
-                component.release(node, token)
+        grants = self._receipts.redeem(node, params)
+        for component, grant in zip(self.components, grants, strict=True):
+            if grant is not None:
+                component.release(node, grant)
 
     def _end_node_at(self, depth: int, below: UnifiedTreeNode) -> None:
         """See to it that a node ends at ``depth`` on the path to ``below``."""
@@ -241,6 +269,13 @@ class UnifiedRadixCache(BasePrefixCache):
                 if node.start < depth < node.end:
                     self._split(node, depth)
                 return
+
+    def _node_of(self, match: MatchResult) -> UnifiedTreeNode:
+        self._check_node(match.best_match_node)
+        for node in match.best_match_node.path_to_root():
+            if node.start < match.hit_len:
+                return node if node.end == match.hit_len else self._split(node, match.hit_len)
+        return self._root
 
     def _check_node(self, node: UnifiedTreeNode) -> None:
         if not isinstance(node, UnifiedTreeNode) or self._nodes.get(node.id) is not node:
@@ -254,30 +289,48 @@ class UnifiedRadixCache(BasePrefixCache):
         """Reclaim per component, lowest internal priority first (RFC 5.2).
 
         A victim on an internal node takes the data of lower priority with it; on a leaf all goes
-        and the node is deleted. What is locked stays. Answers what was freed, cascades included.
+        and the node is deleted, or just its tail where that is enough. What is locked stays.
+        Answers what was freed, cascades included.
         """
-        freed = [0] * len(ComponentType)
         self._check_amounts(params)
-        for component in self._eviction_order:
-            pool, queue = component.allocator, component.queues[params.dp_rank]
-            amount = params.amount(component.kind)
-            while amount > (
-                pool.available_size(params.dp_rank) if params.shortfall else freed[component.kind]
-            ):
-                victim = queue.pop()
-                if victim is None:
-                    break
-                try:
-                    self._evict_from(victim, component, freed)
-                except BaseException:  # an interrupt of a host tier; its faults are contained
-                    component.reconsider(victim)
-                    raise
-        self._stats.evicted.num_tokens_evicted += freed[ComponentType.FULL]
-        self._stats.evicted.swa_num_tokens_evicted += freed[ComponentType.SWA]
-        self._stats.evicted.recurrent_num_evicted += freed[ComponentType.RECURRENT]
-        return EvictResult(*freed)
+        gone = Reclaimed(self.components, params.dp_rank)
+        try:
+            for component in self._eviction_order:
+                self._evict_for(component, params, gone)
+        finally:
+            freed = gone.free()
+            self._stats.evicted += freed
+        return freed
 
-    def _evict_from(self, node: UnifiedTreeNode, trigger: TreeComponent, freed: list[int]) -> None:
+    def _evict_for(self, component: TreeComponent, params: EvictParams, gone: Reclaimed) -> None:
+        """Drop victims of one component until it has what was asked for, or none is left."""
+        queue, goal = component.queues[params.dp_rank], params.amount(component.kind)
+        if params.shortfall:
+            goal -= component.allocator.available_size(params.dp_rank)
+        while (missing := goal - gone.counts[component.kind]) > 0:
+            victim = queue.pop()
+            if victim is None:
+                return
+            try:
+                self._keep_front(victim, component.allocator.page_ceil(missing))
+                self._evict_from(victim, component, gone)
+            except BaseException:  # an interrupt of a host tier; its faults are contained
+                component.reconsider(victim)
+                raise
+
+    def _keep_front(self, victim: UnifiedTreeNode, num_tokens: int) -> None:
+        """Where a leaf has more tokens than are needed, let its front be a node of its own.
+
+        Not where it has a value that stands for its end and not for its tokens, a snapshot: the
+        front would give no hit.
+        """
+        size = len(victim.key)
+        if num_tokens < size and victim.is_leaf:
+            values = (data.value for data in victim.component_data)
+            if all(value is None or len(value) == size for value in values):
+                self._split(victim, victim.end - num_tokens)
+
+    def _evict_from(self, node: UnifiedTreeNode, trigger: TreeComponent, gone: Reclaimed) -> None:
         """Drop ``trigger``'s data at ``node`` and all that must or may go with it."""
         victims: list[TreeComponent] = []
         for component in self.components:
@@ -288,8 +341,7 @@ class UnifiedRadixCache(BasePrefixCache):
             ):
                 victims.append(component)
         self.hicache.write_back(node, victims)
-        for component in victims:
-            freed[component.kind] += component.drop(node)
+        gone.take(node, victims)
         if node.is_leaf:
             self._delete_empty_leaves(node)
 
@@ -332,8 +384,7 @@ class UnifiedRadixCache(BasePrefixCache):
     def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
         if not match.host_hit_length:
             return match
-        key = key_of(req)
-        self._check_prefix(req, key, match)
+        key = self._key_for(req, match)
         priority, params = integer("priority", req.priority), self._reusable(key)
         stop = match.hit_len + count("host_hit_length", match.host_hit_length)
         if stop % self.page_size or stop > len(params.key):
@@ -345,11 +396,13 @@ class UnifiedRadixCache(BasePrefixCache):
         # The hit and the FULL data beyond it stay, while room is made for the rest.
         locks = [self.inc_lock_ref(node) for node in (hit.best_match_node, *walk.path[-1:])]
         try:
-            self._load(params.key.slice(0, stop), walk, priority)
+            self._load(params.key.prefix(stop), walk, priority)
         finally:
             for lock in locks:
                 self.dec_lock_ref(lock.node, lock.to_dec_params())
-        return self._use(self._walk(params.key), params)
+        better = self._use(self._walk(params.key), params)
+        better.request, better.key = req, key
+        return better
 
     def _load(self, key: RadixKey, walk: Walk, priority: int) -> None:
         """Take room for what the device lacks of ``key``, have it filled, insert it."""
@@ -375,7 +428,7 @@ class UnifiedRadixCache(BasePrefixCache):
                     value = np.concatenate([value, indices])
             if not self.hicache.prefetch(key, needs, taken):
                 return
-            self.insert(InsertParams(key=key, value=value, **fields))
+            self.insert(InsertParams(key=key, value=value[held:], **fields))
             undo.pop_all()
         self._stats.prefetched_num_tokens += stop - walk.best_len
 

@@ -42,7 +42,7 @@ class TreeWalker:
     def walk(self, key: RadixKey) -> Walk:
         """Where a hit of ``key`` may end: every component's validator sees every node in order."""
         limit = key.page_floor(self._page_size)
-        path, full_len = self.descend(key, limit)
+        path, full_len = self.descend(key, limit, self.root)
         validators = [component.match_validator() for component in self._components]
         best_count = best_len = start = 0
         rejected_by = -1
@@ -62,12 +62,15 @@ class TreeWalker:
             reason = self._reason_for_end(key, path, full_len)
         return Walk(path, full_len, best_count, best_len, reason)
 
-    def descend(self, key: RadixKey, limit: int) -> tuple[list[UnifiedTreeNode], int]:
-        """Nodes that ``key[:limit]`` passes and how many tokens of it they hold (whole pages)."""
+    def descend(
+        self, key: RadixKey, limit: int, begin: UnifiedTreeNode
+    ) -> tuple[list[UnifiedTreeNode], int]:
+        """Nodes below ``begin`` that ``key[:limit]`` passes, and how many tokens of it (whole
+        pages) are held so far; ``begin``'s own prefix is known to be the key's."""
         path: list[UnifiedTreeNode] = []
         page, page_size, starts_with = key.page, self._page_size, key.starts_with
-        pos = 0
-        child = self.root.children.get((key.namespace, page(0, page_size))) if limit else None
+        pos = begin.end
+        child = begin.children.get(self.child_key(begin, key, pos)) if pos < limit else None
         while child is not None:
             path.append(child)
             if child.end > limit or not starts_with(child.key, pos):

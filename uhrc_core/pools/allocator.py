@@ -11,7 +11,7 @@ import numpy as np
 from uhrc_core.arguments import count
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.indices import IndexArray, index_array
-from uhrc_core.pools.ledger import Ledger
+from uhrc_core.pools.ledger import Ledger, Owner
 
 
 class PagedIndexAllocator:
@@ -89,7 +89,7 @@ class PagedIndexAllocator:
             return None
         out = np.empty(num_indices, np.int32)
         out[:room] = last_index + 1 + self._offsets[:room]
-        fresh = self._indices(self._pop(num_pages, dp_rank))
+        fresh = self.indices_of(self._pop(num_pages, dp_rank, Owner.CALLER))
         out[room:] = fresh[: num_indices - room]
         return out
 
@@ -100,25 +100,33 @@ class PagedIndexAllocator:
         self.ledger.give_back(pages, dp_rank)
         self._push(pages, dp_rank)
 
-    # -- live requests -------------------------------------------------------------------------
+    # -- live requests, in pages ---------------------------------------------------------------
 
-    def claim(self, indices: IndexArray, dp_rank: int) -> None:
-        """Indices that `alloc` handed out become a live request's; see `Ledger.claim`."""
-        self.ledger.claim(self.pages(indices), dp_rank)
+    def take_pages(self, num_pages: int, dp_rank: int) -> IndexArray | None:
+        """int32[num_pages] fresh pages, a live request's; ``None`` when the rank is short.
 
-    def unclaim(self, indices: IndexArray, dp_rank: int) -> None:
-        """A live request's indices can be freed or inserted again."""
-        self.ledger.unclaim(self.pages(indices), dp_rank)
+        Callers can neither free nor insert them.
+        """
+        if num_pages > self.ledger.counts[dp_rank].free:
+            return None
+        return self._pop(num_pages, dp_rank, Owner.REQUEST)
+
+    def give_up_pages(self, pages: IndexArray, dp_rank: int) -> None:
+        """A live request's pages become free."""
+        self.ledger.give_back(pages, dp_rank, Owner.REQUEST)
+        self._push(pages, dp_rank)
 
     # -- the tree ------------------------------------------------------------------------------
 
-    def adopt(self, indices: IndexArray, dp_rank: int, *, protected: bool) -> None:
-        """The caller's indices become the tree's."""
-        self.ledger.adopt(self.pages(indices), dp_rank, protected=protected)
+    def adopt(
+        self, indices: IndexArray, dp_rank: int, giver: Owner = Owner.CALLER, *, protected: bool
+    ) -> None:
+        """Indices of the giver, whole pages in order, become the tree's."""
+        self.ledger.adopt(self.page_numbers(indices), dp_rank, giver, protected=protected)
 
     def reclaim(self, indices: IndexArray, dp_rank: int) -> None:
-        """The tree's evicted indices become free."""
-        pages = self.pages(indices)
+        """The tree's evicted indices, whole pages in order, become free."""
+        pages = self.page_numbers(indices)
         self.ledger.reclaim(pages, dp_rank)
         self._push(pages, dp_rank)
 
@@ -128,8 +136,12 @@ class PagedIndexAllocator:
     def unprotect(self, num_indices: int, dp_rank: int) -> None:
         self.ledger.unprotect(num_indices // self.page_size, dp_rank)
 
+    def page_numbers(self, indices: IndexArray) -> IndexArray:
+        """int32[n_pages] of indices that are known to fill pages in order."""
+        return indices if self.page_size == 1 else indices[:: self.page_size] // self.page_size
+
     def pages(self, indices: IndexArray) -> IndexArray:
-        """int32[n_pages] of indices that fill pages in order (the last page in part).
+        """int32[n_pages] of a caller's indices, which fill pages in order (the last in part).
 
         Raises:
             InvalidIndexError: the indices do not start at a page or jump inside one.
@@ -160,17 +172,18 @@ class PagedIndexAllocator:
         one = np.arange(self.ledger.num_pages - 1, -1, -1, dtype=np.int32)
         return np.tile(one, (self.dp_size, 1))
 
-    def _pop(self, num_pages: int, dp_rank: int) -> IndexArray:
+    def _pop(self, num_pages: int, dp_rank: int, owner: Owner) -> IndexArray:
         height = self.ledger.counts[dp_rank].free
         pages = self._stacks[dp_rank, height - num_pages : height][::-1].copy()
-        self.ledger.take(pages, dp_rank)
+        self.ledger.take(pages, dp_rank, owner)
         return pages
 
     def _push(self, pages: IndexArray, dp_rank: int) -> None:
         height = self.ledger.counts[dp_rank].free
         self._stacks[dp_rank, height - len(pages) : height] = pages[::-1]
 
-    def _indices(self, pages: IndexArray) -> IndexArray:
+    def indices_of(self, pages: IndexArray) -> IndexArray:
+        """int32[n_pages * page_size]: all indices of pages, in order."""
         if self.page_size == 1:
             return pages
         return (pages[:, None] * self.page_size + self._offsets).reshape(-1)

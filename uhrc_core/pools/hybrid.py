@@ -27,10 +27,9 @@ class HybridReqToTokenPool:
 
     def alloc(self, row: int, num_slots: int, dp_rank: int) -> Sequence[int] | None:
         """Give a request more slots; ``None`` when too few are free (nothing changed)."""
-        fresh = self.allocator.alloc(num_slots, dp_rank)
+        fresh = self.allocator.take_pages(num_slots, dp_rank)
         if fresh is None:
             return None
-        self.allocator.claim(fresh, dp_rank)
         self._slots.setdefault(row, []).extend(fresh.tolist())
         return fresh.tolist()
 
@@ -41,15 +40,11 @@ class HybridReqToTokenPool:
     def free_one(self, row: int, slot: int, dp_rank: int) -> None:
         """Free one of the request's slots."""
         self.hand_over(row, slot)
-        freed = np.array([slot], np.int32)
-        self.allocator.unclaim(freed, dp_rank)
-        self.allocator.free(freed, dp_rank)
+        self.allocator.give_up_pages(np.array([slot], np.int32), dp_rank)
 
     def free(self, row: int, dp_rank: int) -> None:
         """Free every slot the request still owns and forget its row."""
-        slots = self.indices(row)
-        self.allocator.unclaim(slots, dp_rank)
-        self.allocator.free(slots, dp_rank)
+        self.allocator.give_up_pages(self.indices(row), dp_rank)
         self._slots.pop(row, None)
 
     def indices(self, row: int) -> IndexArray:

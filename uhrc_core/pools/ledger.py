@@ -1,7 +1,7 @@
 """Ledger: the one place that counts who owns every page of a component's pool.
 
-A page is *free*, *active* (a live request's, or in the hands of a caller), or the *tree's*; the
-tree's pages are *protected* while a lock holds their node, else *evictable*. On every dp rank
+A page is *free*, *active* (a caller's, or a live request's), or the *tree's*; the tree's pages are
+*protected* while a lock holds their node, else *evictable*. On every dp rank
 
     active + tree_evictable + tree_protected + free == capacity.
 
@@ -12,7 +12,7 @@ changes, so a page freed twice, inserted twice or never allocated raises and lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,20 @@ from uhrc_core.arguments import count
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.indices import IndexArray
 
-_FREE: Final = 0
-_HELD: Final = 1
-_REQUEST: Final = 2
-_TREE: Final = 3
-_OWNER_NAMES: Final = ("free", "held by the caller", "a live request's", "owned by the tree")
+
+class Owner(IntEnum):
+    """Whose a page is.
+
+    What is a live request's, no caller can free or insert, whatever indices it mixes up.
+    """
+
+    FREE = 0
+    CALLER = 1
+    REQUEST = 2
+    TREE = 3
+
+
+_OWNER_NAMES = ("free", "held by the caller", "a live request's", "owned by the tree")
 
 
 @dataclass(slots=True)
@@ -42,7 +51,8 @@ class Ledger:
     """Owners and counts of ``num_pages`` pages on each of ``dp_size`` ranks.
 
     Page arguments are int32[n] page numbers of one rank. All methods raise `InvalidIndexError`
-    naming the first page that has another owner, is out of range, or is named twice.
+    naming the first page that has another owner, is out of range, or is named twice; each costs
+    O(pages named).
     """
 
     def __init__(self, num_pages: int, dp_size: int) -> None:
@@ -52,23 +62,23 @@ class Ledger:
         self._owner = np.zeros((dp_size, num_pages), np.uint8)
         self._stamp = np.zeros(num_pages, np.int32)
 
-    def take(self, pages: IndexArray, dp_rank: int) -> None:
-        """free → a caller's."""
-        self._move(pages, dp_rank, _FREE, _HELD)
+    def take(self, pages: IndexArray, dp_rank: int, owner: Owner = Owner.CALLER) -> None:
+        """free → a caller's or a live request's."""
+        self._move(pages, dp_rank, Owner.FREE, owner)
         counts = self.counts[dp_rank]
         counts.free -= len(pages)
         counts.active += len(pages)
 
-    def give_back(self, pages: IndexArray, dp_rank: int) -> None:
-        """a caller's → free."""
-        self._move(pages, dp_rank, _HELD, _FREE)
+    def give_back(self, pages: IndexArray, dp_rank: int, owner: Owner = Owner.CALLER) -> None:
+        """a caller's or a live request's → free."""
+        self._move(pages, dp_rank, owner, Owner.FREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         counts.free += len(pages)
 
-    def adopt(self, pages: IndexArray, dp_rank: int, *, protected: bool) -> None:
-        """a caller's → tree."""
-        self._move(pages, dp_rank, _HELD, _TREE)
+    def adopt(self, pages: IndexArray, dp_rank: int, giver: Owner, *, protected: bool) -> None:
+        """a caller's or a live request's → tree."""
+        self._move(pages, dp_rank, giver, Owner.TREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         if protected:
@@ -78,7 +88,7 @@ class Ledger:
 
     def reclaim(self, pages: IndexArray, dp_rank: int) -> None:
         """tree (evictable) → free."""
-        self._move(pages, dp_rank, _TREE, _FREE)
+        self._move(pages, dp_rank, Owner.TREE, Owner.FREE)
         counts = self.counts[dp_rank]
         counts.evictable -= len(pages)
         counts.free += len(pages)
@@ -97,20 +107,12 @@ class Ledger:
         counts.evictable += num_pages
         assert counts.protected >= 0, counts
 
-    def claim(self, pages: IndexArray, dp_rank: int) -> None:
-        """a caller's → a live request's: nobody else can free or insert them."""
-        self._move(pages, dp_rank, _HELD, _REQUEST)
-
-    def unclaim(self, pages: IndexArray, dp_rank: int) -> None:
-        """a live request's → the caller's, to be inserted or freed."""
-        self._move(pages, dp_rank, _REQUEST, _HELD)
-
     def check_held(self, pages: IndexArray, dp_rank: int) -> None:
         """Raise unless every page is a caller's and named once; changes nothing."""
-        self._expect(pages, dp_rank, _HELD)
+        self._expect(pages, dp_rank, Owner.CALLER)
 
     def pages_of_tree(self, dp_rank: int) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self._owner[dp_rank] == _TREE)
+        return np.flatnonzero(self._owner[dp_rank] == Owner.TREE)
 
     def check_rank(self, dp_rank: int) -> None:
         """Raise `InvalidParamsError` for a rank these pools do not have."""
@@ -119,25 +121,31 @@ class Ledger:
                 f"dp_rank: {dp_rank} is not one of this cache's {self.dp_size} rank(s)"
             )
 
-    def _move(self, pages: IndexArray, dp_rank: int, old: int, new: int) -> None:
+    def _move(self, pages: IndexArray, dp_rank: int, old: Owner, new: Owner) -> None:
         self._expect(pages, dp_rank, old)
         self._owner[dp_rank][pages] = new
 
-    def _expect(self, pages: IndexArray, dp_rank: int, owner: int) -> None:
+    def _expect(self, pages: IndexArray, dp_rank: int, owner: Owner) -> None:
         if not len(pages):
             return
-        if int(pages.min()) < 0 or int(pages.max()) >= self.num_pages:
+        try:
+            # As unsigned numbers, so that a negative page is out of range, too.
+            owners = self._owner[dp_rank].take(pages.view(np.uint32))
+        except IndexError:
             bad = pages[(pages < 0) | (pages >= self.num_pages)][0]
             raise InvalidIndexError(
                 f"page {bad} is outside [0, {self.num_pages}) on dp_rank {dp_rank}"
-            )
-        owners = self._owner[dp_rank][pages]
+            ) from None
         if (owners != owner).any():
             at = int((owners != owner).argmax())
             raise InvalidIndexError(
                 f"page {pages[at]} on dp_rank {dp_rank} is {_OWNER_NAMES[owners[at]]}, "
                 f"but the call needs pages {_OWNER_NAMES[owner]}"
             )
+        if owner is Owner.CALLER:  # nobody else's arrays could name a page twice
+            self._expect_once(pages, dp_rank)
+
+    def _expect_once(self, pages: IndexArray, dp_rank: int) -> None:
         order = np.arange(len(pages), dtype=np.int32)
         self._stamp[pages] = order
         if (self._stamp[pages] != order).any():

@@ -44,6 +44,13 @@ class ReqToTokenPool:
         """Put int32[n] ``indices`` at token positions ``[start, start + n)`` of ``row``."""
         self._table[row, start : start + len(indices)] = indices
 
+    def write_range(self, row: int, start: int, first: int, num_tokens: int) -> None:
+        """As `write` of the ``num_tokens`` consecutive indices that begin with ``first``."""
+        if num_tokens == 1:
+            self._table[row, start] = first
+        else:
+            self._table[row, start : start + num_tokens] = range(first, first + num_tokens)
+
     def indices(self, row: int, start: int, stop: int) -> IndexArray:
         """int32[stop - start], a view."""
         return self._table[row, start:stop]

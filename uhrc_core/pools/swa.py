@@ -18,20 +18,17 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
     """A page that is freed is mapped no more, so no mapping can outlive its data.
 
     Args:
-        num_indices, page_size, dp_size: as `PagedIndexAllocator`; pages are as large as FULL's.
+        num_indices: capacity per rank; a positive multiple of the FULL pool's page size.
+        full: the FULL pool, whose pages and ranks this one has, too.
         window_tokens: how many tokens a token attends to, itself included.
 
-    Call `cover` with the FULL pool before anything is allocated. Whoever frees FULL indices first
-    frees what they are mapped to (`free_for`).
+    Whoever frees FULL indices first frees what they are mapped to (`free_for`).
     """
 
-    def __init__(self, num_indices: int, page_size: int, dp_size: int, window_tokens: int) -> None:
-        super().__init__(num_indices, page_size, dp_size)
+    def __init__(self, num_indices: int, full: PagedIndexAllocator, window_tokens: int) -> None:
+        super().__init__(num_indices, full.page_size, full.dp_size)
         self.window_tokens = window_tokens
-
-    def cover(self, full: PagedIndexAllocator) -> None:
-        """Make the map one from ``full``'s indices, all unmapped."""
-        self._full_pool = full
+        self.full = full
         self._here: IndexArray = np.full((self.dp_size, full.ledger.num_pages), -1, np.int32)
         self._full: IndexArray = np.full((self.dp_size, self.ledger.num_pages), -1, np.int32)
 
@@ -68,16 +65,26 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
         if (self.translate(full_indices, dp_rank) >= 0).any():
             raise InvalidIndexError("indices: some have an SWA index already; free it (free_for)")
         full_indices = index_array(full_indices)
-        self._full_pool.ledger.check_held(self.pages(full_indices), dp_rank)
-        return self.alloc_for_fresh(full_indices, dp_rank)
-
-    def alloc_for_fresh(self, full_indices: IndexArray, dp_rank: int) -> IndexArray | None:
-        """As `alloc_for`, for FULL indices allocated just now: if somebody has freed them without
-        what they were mapped to, that mapping is forgotten."""
+        full_pages = self.pages(full_indices)
+        self.full.ledger.check_held(full_pages, dp_rank)
         fresh = self.alloc(len(full_indices), dp_rank)
         if fresh is not None:
-            self._map(self.pages(full_indices), self.pages(fresh), dp_rank)
+            self._map(full_pages, self.pages(fresh), dp_rank)
         return fresh
+
+    def take_pages_for(self, full_pages: IndexArray, dp_rank: int) -> IndexArray | None:
+        """int32[n] fresh pages, a live request's, mapped from FULL pages it has just been given.
+
+        If somebody has freed those without what they were mapped to, that mapping is forgotten.
+        """
+        fresh = self.take_pages(len(full_pages), dp_rank)
+        if fresh is not None:
+            self._map(full_pages, fresh, dp_rank)
+        return fresh
+
+    def page_of(self, full_pages: IndexArray, dp_rank: int) -> IndexArray:
+        """int32[n]: the page here of each FULL page, -1 where there is none."""
+        return self._here[dp_rank][full_pages]
 
     def free_for(self, full_indices: IndexArray, dp_rank: int = 0) -> None:
         """Free what FULL indices (whole pages, the last in part) are mapped to, where they are."""
@@ -86,7 +93,7 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
 
     def move(self, source: IndexArray, target: IndexArray, dp_rank: int) -> None:
         """What the FULL indices ``source`` are mapped to, ``target`` (unmapped) is instead."""
-        source_pages, target_pages = self.pages(source), self.pages(target)
+        source_pages, target_pages = self.page_numbers(source), self.page_numbers(target)
         moved = self._here[dp_rank][source_pages]
         assert (self._here[dp_rank][target_pages] < 0).all() and (moved >= 0).all()
         self._here[dp_rank][source_pages] = -1
@@ -94,11 +101,15 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
 
     def free(self, indices: IndexArray, dp_rank: int = 0) -> None:
         super().free(indices, dp_rank)
-        self._unmap(indices, dp_rank)
+        self._unmap(self.page_numbers(indices), dp_rank)
+
+    def give_up_pages(self, pages: IndexArray, dp_rank: int) -> None:
+        super().give_up_pages(pages, dp_rank)
+        self._unmap(pages, dp_rank)
 
     def reclaim(self, indices: IndexArray, dp_rank: int) -> None:
         super().reclaim(indices, dp_rank)
-        self._unmap(indices, dp_rank)
+        self._unmap(self.page_numbers(indices), dp_rank)
 
     def reset(self) -> None:
         super().reset()
@@ -114,8 +125,7 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
         self._here[dp_rank][full_pages] = pages
         self._full[dp_rank][pages] = full_pages
 
-    def _unmap(self, indices: IndexArray, dp_rank: int) -> None:
-        pages = self.pages(indices)
+    def _unmap(self, pages: IndexArray, dp_rank: int) -> None:
         full_pages = self._full[dp_rank][pages]
         led_here = (full_pages >= 0) & (self._here[dp_rank][full_pages] == pages)
         self._here[dp_rank][full_pages[led_here]] = -1

@@ -17,6 +17,7 @@ from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.eviction import EvictionPolicy
 from uhrc_core.cache.host_tier import HiCacheContext, HiCacheHooks
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools import PagedIndexAllocator
 from uhrc_core.registry.plan import LayerKind, PoolPlan
 from uhrc_core.registry.recurrent import RecurrentBackendSpec
 from uhrc_core.registry.tables import CacheConfig, ConfigTable, SchedulerConfig
@@ -93,12 +94,14 @@ class ComponentContext:
         dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
         policy: the eviction policy, made once per component.
         backend: for a RECURRENT component, the backend of the model's recurrent layers.
+        full_allocator: the FULL component's, which is built first; ``None`` for FULL itself.
     """
 
     page_size: int
     dp_size: int
     policy: EvictionPolicy
     backend: RecurrentBackendSpec | None = None
+    full_allocator: PagedIndexAllocator | None = None
 
 
 @dataclass(frozen=True, slots=True)

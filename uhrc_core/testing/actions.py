@@ -269,10 +269,10 @@ def locked_indices(cache: BasePrefixCache) -> _Locked:
     """What each outstanding receipt protects."""
     return {
         (receipt_id, component.kind, position): index
-        for receipt_id, anchor, tokens in cache.receipts()
-        for component, token in zip(cache.components, tokens, strict=True)
-        if token is not None
-        for node in component.locked_by(anchor, token)
+        for receipt_id, anchor, grants in cache.receipts()
+        for component, grant in zip(cache.components, grants, strict=True)
+        if grant is not None
+        for node in component.locked_by(anchor, grant)
         for position, index in positions(node, component.data(node).value)
     }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 from uhrc_core.indices import IndexArray
@@ -25,17 +26,19 @@ def failing_allocation(
 ) -> Generator[AllocationCount, None, None]:
     """While open, the k-th allocation (from 1) of ``allocator`` answers ``None``, all others do
     what they do. Calls for no index at all do not count. Nestable, of several allocators."""
-    extend = allocator.extend
     count = AllocationCount()
 
-    def counted(
-        length: int, last_index: int, num_indices: int, dp_rank: int = 0
-    ) -> IndexArray | None:
-        count.calls += num_indices > 0
-        if num_indices and count.calls == k:
-            count.failed = True
-            return None
-        return extend(length, last_index, num_indices, dp_rank)
+    def counted(allocate: Callable[..., IndexArray | None], size_at: int) -> Callable[..., Any]:
+        def call(*args: int) -> IndexArray | None:
+            count.calls += args[size_at] > 0
+            if args[size_at] and count.calls == k:
+                count.failed = True
+                return None
+            return allocate(*args)
 
-    with patch.object(allocator, "extend", counted):  # `alloc` is an `extend` of nothing
+        return call
+
+    # `alloc` is an `extend` of nothing.
+    extend, take_pages = counted(allocator.extend, 2), counted(allocator.take_pages, 0)
+    with patch.multiple(allocator, extend=extend, take_pages=take_pages):
         yield count

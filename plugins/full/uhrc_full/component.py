@@ -7,20 +7,22 @@ gap).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from uhrc_core.plugin_api import (
     ComponentType,
     HostNeed,
     IndexArray,
-    InsertParams,
+    Insertion,
     InsertResult,
+    MakeRoom,
+    MatchResult,
     MatchValidator,
     MissReason,
+    Offer,
+    PagedIndexAllocator,
     RequestState,
+    TokenHolding,
     TreeComponent,
     UnifiedTreeNode,
 )
@@ -35,7 +37,7 @@ def _has_value(node: UnifiedTreeNode, num_tokens: int) -> bool:
 class FullComponent(TreeComponent):
     """Values are int32[len(edge)] KV token indices; see `TreeComponent` for the contract."""
 
-    kind = ComponentType.FULL
+    kind = _FULL
     miss_reason = MissReason.FULL_EVICTED
 
     def units_at(self, node: UnifiedTreeNode) -> int:
@@ -54,8 +56,16 @@ class FullComponent(TreeComponent):
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
         self.split_tokens(upper, lower)
 
-    def fill(self, node: UnifiedTreeNode, params: InsertParams, now: int) -> None:
-        self.store(node, params.value[node.start : node.end], now)
+    def fill(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        self.store(node, insertion.indices(node.start, node.end), insertion)
+
+    def may_grow(self, node: UnifiedTreeNode, insertion: Insertion) -> bool:
+        return True
+
+    def grow(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        value = self.data(node).value
+        assert value is not None
+        self.append(node, insertion.indices(node.start + len(value), node.end), insertion)
 
     # -- locks and eviction --------------------------------------------------------------------
 
@@ -65,69 +75,95 @@ class FullComponent(TreeComponent):
             self.lock_one(part)
         return True
 
-    def release(self, node: UnifiedTreeNode, token: object) -> None:
+    def release(self, node: UnifiedTreeNode, grant: object) -> None:
         for part in node.path_to_root():
             self.unlock_one(part)
 
-    def locked_by(self, node: UnifiedTreeNode, token: object) -> Iterable[UnifiedTreeNode]:
+    def locked_by(self, node: UnifiedTreeNode, grant: object) -> Iterable[UnifiedTreeNode]:
         return node.path_to_root()
 
     def is_candidate(self, node: UnifiedTreeNode) -> bool:
         data = node.component_data[_FULL]
         return data.value is not None and data.lock_ref == 0 and not node.children
 
-    # -- life of a request ---------------------------------------------------------------------
+    # -- requests and host tiers ---------------------------------------------------------------
 
-    def token_indices(self, state: RequestState, stop: int) -> IndexArray:
-        return state.indices(0, stop)
-
-    def extend(self, state: RequestState, num_tokens: int) -> bool:
-        start = state.allocated_len
-        last = int(state.indices(start - 1, start)[0]) if start else -1
-        indices = self.allocator.extend(start, last, num_tokens, state.dp_rank)
-        if indices is None:
-            return False
-        state.table.write(state.row, start, indices)
-        self.allocator.claim(self._fresh(state, num_tokens), state.dp_rank)
-        return True
-
-    def undo_extend(self, state: RequestState, num_tokens: int) -> None:
-        self._give_up(state, self._fresh(state, num_tokens))
-
-    def offer(self, state: RequestState, seqlen: int) -> Mapping[str, Any]:
-        self.allocator.unclaim(state.indices(state.protected_len, seqlen), state.dp_rank)
-        return {}
-
-    def settle(self, state: RequestState, result: InsertResult) -> None:
-        """Duplicates of what the tree already had are freed; the row takes the tree's indices."""
-        start, stop = state.protected_len, result.prefix_len
-        if stop <= start:
-            return
-        self.allocator.free(state.indices(start, stop), state.dp_rank)
-        for node in result.node.path_to_root():
-            if node.end <= start:
-                break
-            value = node.component_data[_FULL].value
-            assert value is not None
-            state.table.write(state.row, node.start, value)
-
-    def end(self, state: RequestState) -> None:
-        self._give_up(state, self.held_by(state))
-
-    def held_by(self, state: RequestState) -> IndexArray:
-        return np.array(state.indices(state.protected_len, state.allocated_len))
+    def admit(self, state: RequestState, match: MatchResult) -> FullHolding:
+        return FullHolding(state, self.allocator, match.device_indices)
 
     def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed:
         """The tokens that the device does not have."""
         start = min(full_len, stop)
         return HostNeed(_FULL, start, stop, stop - start)
 
-    def _fresh(self, state: RequestState, num_tokens: int) -> IndexArray:
-        """Indices of the pages that ``num_tokens`` more tokens take beyond the last page in use."""
-        stop = state.allocated_len + num_tokens
-        start = min(self.allocator.page_ceil(state.allocated_len), stop)
-        return state.indices(start, stop)
 
-    def _give_up(self, state: RequestState, indices: IndexArray) -> None:
-        self.allocator.unclaim(indices, state.dp_rank)
-        self.allocator.free(indices, state.dp_rank)
+class FullHolding(TokenHolding):
+    """The pages of a request: the tree's up to ``protected_len``, its own from there on."""
+
+    kind = _FULL
+
+    def __init__(
+        self, state: RequestState, allocator: PagedIndexAllocator, hit: IndexArray
+    ) -> None:
+        super().__init__(state, allocator)
+        self.pages(0, len(hit))[:] = allocator.page_numbers(hit)
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def extend(self, num_tokens: int) -> bool:
+        state, start, page_size = self.state, self.state.allocated_len, self.page_size
+        first, stop = self.new_pages(num_tokens)
+        in_use = min(first * page_size, start + num_tokens)  # so far the page in use goes
+        if first < stop:
+            fresh = self.allocator.take_pages(stop - first, state.dp_rank)
+            if fresh is None:
+                return False
+            self.pages(first * page_size, stop * page_size)[:] = fresh
+            indices = self.allocator.indices_of(fresh)[: start + num_tokens - in_use]
+            state.table.write(state.row, in_use, indices)
+        if start < in_use:
+            last = int(state.indices(start - 1, start)[0])
+            state.table.write_range(state.row, start, last + 1, in_use - start)
+        return True
+
+    def undo_extend(self, num_tokens: int) -> None:
+        first, stop = self.new_pages(num_tokens)
+        self._give_up(first * self.page_size, stop * self.page_size)
+
+    # -- publishing and the end ----------------------------------------------------------------
+
+    def publishable_len(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self.page_size
+
+    def offer(self, seqlen: int, make_room: MakeRoom | None) -> Offer:
+        return Offer(self.publishable_len(seqlen))
+
+    def published(self, result: InsertResult) -> None:
+        """What was double is freed; the row and the page table take the tree's indices there."""
+        state = self.state
+        start, stop = state.protected_len, result.prefix_len
+        if stop <= start:
+            return
+        self._give_up(start, stop)
+        for node in result.node.path_to_root():
+            if node.end <= start:
+                break
+            value = self.value_of(node)
+            state.table.write(state.row, node.start, value)
+            self.pages(node.start, node.end)[:] = self.allocator.page_numbers(value)
+
+    def end(self) -> None:
+        self._give_up(self.state.protected_len, self.state.allocated_len)
+
+    def owned(self) -> IndexArray:
+        state = self.state
+        return state.indices(state.protected_len, state.allocated_len).copy()
+
+    def _give_up(self, start: int, stop: int) -> None:
+        self.allocator.give_up_pages(self.pages(start, stop), self.state.dp_rank)
+
+    @staticmethod
+    def value_of(node: UnifiedTreeNode) -> IndexArray:
+        value = node.component_data[_FULL].value
+        assert value is not None
+        return value

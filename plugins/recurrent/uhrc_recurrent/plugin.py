@@ -54,7 +54,8 @@ def uhrc_recurrent_backends() -> list[RecurrentBackendSpec]:
 def make_component(params: RecurrentParams, context: ComponentContext) -> RecurrentComponent:
     """The control plane: tree component and slot pool."""
     from uhrc_core.plugin_api import HybridReqToTokenPool
-    from uhrc_recurrent.component import RecurrentComponent, TrackPlan
+    from uhrc_recurrent.component import RecurrentComponent
+    from uhrc_recurrent.holding import TrackPlan
 
     assert params.num_slots is not None and params.track_interval is not None
     chunk = 1 if context.backend is None else context.backend.kernel_chunk

@@ -78,3 +78,9 @@ class RequestSlots:
                 self.tracks.remove(track)
             else:
                 track.slot, track.seqlen, self.spare = self.spare, 0, None
+
+    def digest(self) -> tuple[int, ...]:
+        """Every field, -1 for ``None``."""
+        open_fields = (self.interval, self.clone_src, self.branching_seqlen, self.spare)
+        tracks = (number for track in self.tracks for number in (track.slot, track.seqlen))
+        return (self.running, *(-1 if each is None else each for each in open_fields), *tracks)

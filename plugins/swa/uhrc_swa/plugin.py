@@ -54,10 +54,10 @@ def make_component(params: SWAParams, context: ComponentContext) -> SWAComponent
     """The control plane: tree component, index allocator and full-to-SWA map."""
     from uhrc_swa.component import SWAComponent
 
-    assert params.num_tokens is not None
+    assert params.num_tokens is not None and context.full_allocator is not None
     plan = params.plan(context.page_size)
     allocator = SWATokenToKVPoolAllocator(
-        params.num_tokens, context.page_size, context.dp_size, plan.window_tokens
+        params.num_tokens, context.full_allocator, plan.window_tokens
     )
     return SWAComponent(allocator, context.policy, EVICTION_PRIORITY, plan)
 
