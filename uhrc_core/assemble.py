@@ -25,7 +25,7 @@ from uhrc_core.registry.specs import HiCacheSpec
 
 
 def build_kv_cache(
-    config: Config | ResolvedConfig, device_pools: Mapping[str, Any] | None = None
+    config: Config | ResolvedConfig, device_pools: Mapping[ComponentType, Any] | None = None
 ) -> BasePrefixCache:
     """The prefix cache a configuration describes: the unified tree, or with it off a plain cache.
 
@@ -72,8 +72,8 @@ def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
     return [_make_component(part) for part in resolved.components]
 
 
-def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:
-    """Allocate the pool of every component, by component name. Imports jax.
+def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[ComponentType, Any]:
+    """Allocate the pool of every component, by its kind. Imports jax.
 
     Args:
         options: passed on to each ``make_device_pool``, e.g. ``mesh``.
@@ -88,7 +88,7 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
             "resolve"
         )
     return {
-        part.spec.name: call_factory(
+        part.spec.kind: call_factory(
             part.key,
             "make_device_pool",
             Any,
@@ -106,13 +106,13 @@ def _attach_host_tier(
     cache: UnifiedRadixCache,
     spec: HiCacheSpec,
     resolved: ResolvedConfig,
-    device_pools: Mapping[str, Any],
+    device_pools: Mapping[ComponentType, Any],
 ) -> None:
     components = {
         part.spec.kind: HiCacheComponent(
             component.allocator.capacity,
             part.pool.bytes_per_unit if part.pool else None,
-            device_pools.get(part.spec.name),
+            device_pools.get(part.spec.kind),
         )
         for part, component in zip(resolved.components, cache.components, strict=True)
     }

@@ -13,8 +13,9 @@ from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import load_config, parse_config
 from uhrc_core.config.resolve import resolve
-from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
+from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import ConfigError
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
@@ -73,13 +74,13 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
     config = _with_chunk_size(config)
     resolved = resolve(config, hf_config=pretrained.config, engine_features=FEATURES)
     _check_layers(resolved, pretrained.model)
-    pools: dict[str, DevicePool] = make_device_pools(resolved)
+    pools: dict[ComponentType, DevicePool] = make_device_pools(resolved)
     table, chunk_size = config.table(EngineTable), config.scheduler.chunked_prefill_size
     assert chunk_size is not None
     runner = Runner(
         pretrained.model,
         pretrained.params,
-        {_pool_of(part): pools[part.spec.name] for part in resolved.components},
+        pools,
         step_buckets(table, chunk_size),
         max_pages=-(-config.cache.max_context_len // config.cache.page_size),
     )
@@ -123,7 +124,7 @@ def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
     has. Where in the model a pool's layers are does not matter to it.
     """
     planned = Counter(
-        _layer_label(_pool_of(part), layer.shape.get("window_tokens"))
+        _layer_label(part.spec.kind, layer.shape.get("window_tokens"))
         for part in resolved.components
         for layer in part.layers
     )
@@ -137,13 +138,8 @@ def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
         )
 
 
-def _layer_label(pool: str, window_tokens: int | None) -> str:
-    return pool if window_tokens is None else f"{pool} of {window_tokens} tokens"
-
-
-def _pool_of(part: ResolvedComponent) -> str:
-    """What a model calls the component's pool."""
-    return part.spec.kind.name.lower()
+def _layer_label(kind: ComponentType, window_tokens: int | None) -> str:
+    return kind.name if window_tokens is None else f"{kind.name} of {window_tokens} tokens"
 
 
 def step_buckets(table: EngineTable, chunk_size: int) -> Buckets:

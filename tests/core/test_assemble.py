@@ -613,7 +613,7 @@ def test_a_table_whose_validator_breaks_is_a_plugin_error(site: FakeSite) -> Non
 
 def test_device_pools_have_the_bytes_that_were_planned() -> None:
     resolved = resolve(config(), hf_config=LLAMA)
-    pool = make_device_pools(resolved)["full"]
+    pool = make_device_pools(resolved)[ComponentType.FULL]
     (full,) = resolved.components
     assert full.pool is not None
     assert pool.plan.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.oracle import smollm2_prompts as golden
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.sampling import SamplingParams, sample
@@ -40,7 +41,9 @@ def answers(path):
     shapes = [layer.shape for layer in loaded.model.layer_caches]
     pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=COUNT * context))
     buckets = Buckets(prefill=(Bucket(1, CHUNK),), decode_rows=(COUNT,))
-    runner = Runner(loaded.model, loaded.params, {"full": pool}, buckets, max_pages=MAX_PAGES)
+    runner = Runner(
+        loaded.model, loaded.params, {ComponentType.FULL: pool}, buckets, max_pages=MAX_PAGES
+    )
 
     def step(rows, width):
         return runner.step(
@@ -53,12 +56,13 @@ def answers(path):
     for i, prompt in enumerate(prompts):
         for start in range(0, len(prompt), CHUNK):
             first[i] = step(
-                [StepRow(prompt[start : start + CHUNK], start, {"full": kv[i]})], CHUNK
+                [StepRow(prompt[start : start + CHUNK], start, {ComponentType.FULL: kv[i]})], CHUNK
             )[0]
     tokens = [first.argmax(axis=-1)]
     for new in range(golden.NEW_TOKENS - 1):
         rows = [
-            StepRow([tokens[-1][i]], len(prompts[i]) + new, {"full": kv[i]}) for i in range(COUNT)
+            StepRow([tokens[-1][i]], len(prompts[i]) + new, {ComponentType.FULL: kv[i]})
+            for i in range(COUNT)
         ]
         tokens.append(sample(step(rows, 1), [SamplingParams()] * COUNT, [0] * COUNT))
     return first, np.stack(tokens, axis=1)
