@@ -26,7 +26,7 @@ from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.weights import load_pretrained
 from uhrc_engine.weights.smollm2 import fetch_smollm2
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 PAGE_SIZE, CONTEXT = 16, 1280
@@ -38,7 +38,7 @@ def our_measure(path: Path) -> Measure:
     """A warm runner's timings: greedy, batch 1."""
     loaded = load_pretrained(path)
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=CONTEXT))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=CONTEXT))
     buckets = Buckets(prefill=(Bucket(1, 64), Bucket(1, 256)), decode_rows=(1,))
     runner = Runner(
         loaded.model,

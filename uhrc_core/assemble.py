@@ -8,6 +8,7 @@ cache = build_kv_cache(resolved, pools)       # control plane; only a host tier 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from uhrc_core.baseline import ChunkCache, RadixCache, SWARadixCache
@@ -21,6 +22,7 @@ from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools import PagedIndexAllocator
 from uhrc_core.registry.specs import HiCacheSpec
 
 
@@ -69,7 +71,14 @@ def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
     Raises:
         PluginError: a plugin's factory raised or made something else.
     """
-    return [_make_component(part) for part in resolved.components]
+    full = None
+    made: list[TreeComponent] = []
+    for part in resolved.components:  # FULL first
+        component = _make_component(part, full)
+        made.append(component)
+        if component.kind is ComponentType.FULL:
+            full = component.allocator
+    return made
 
 
 def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[ComponentType, Any]:
@@ -128,10 +137,10 @@ def _attach_host_tier(
     cache.attach_hicache(hooks, {kind: part.bytes_per_unit for kind, part in components.items()})
 
 
-def _make_component(part: ResolvedComponent) -> TreeComponent:
-    spec = part.spec
+def _make_component(part: ResolvedComponent, full: PagedIndexAllocator | None) -> TreeComponent:
+    spec, context = part.spec, replace(part.context, full_allocator=full)
     component: TreeComponent = call_factory(
-        part.key, "make_component", TreeComponent, spec.make_component, part.params, part.context
+        part.key, "make_component", TreeComponent, spec.make_component, part.params, context
     )
     if component.kind is not spec.kind:
         raise PluginError(

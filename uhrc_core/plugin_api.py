@@ -41,7 +41,7 @@ from uhrc_core.errors import (
     StaleNodeError,
     UHRCError,
 )
-from uhrc_core.indices import IndexArray
+from uhrc_core.indices import IndexArray, page_ceil, page_floor
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import (
     HybridReqToTokenPool,
@@ -61,9 +61,19 @@ from uhrc_core.registry.hf_config import (
 )
 from uhrc_core.registry.hookspecs import UHRC_API, hookimpl
 from uhrc_core.registry.kernels import Kernel
-from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.registry.layout import (
+    FLOAT_DTYPES,
+    TPU_LANES,
+    BufferLayout,
+    FloatDtype,
+    Platform,
+    PoolLayout,
+    size_problems,
+    tpu_lanes,
+    tpu_rows,
+)
+from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan, item_bytes
 from uhrc_core.registry.recurrent import (
-    ITEM_BYTES,
     MODEL_DTYPE,
     BufferShape,
     RecurrentBackendSpec,
@@ -97,15 +107,17 @@ from uhrc_core.registry.tables import (
 __all__ = [
     "EXTRA_BUFFER",
     "FIFO",
+    "FLOAT_DTYPES",
     "INDEX_MAX",
-    "ITEM_BYTES",
     "LFU",
     "LRU",
     "MODEL_DTYPE",
     "ONE_BACKEND",
     "SLRU",
+    "TPU_LANES",
     "TRACK_ON_PAGES",
     "UHRC_API",
+    "BufferLayout",
     "BufferPlan",
     "BufferShape",
     "CacheConfig",
@@ -125,6 +137,7 @@ __all__ = [
     "EvictParams",
     "EvictionPolicy",
     "EvictionPolicySpec",
+    "FloatDtype",
     "HiCacheComponent",
     "HiCacheContext",
     "HiCacheEvent",
@@ -150,7 +163,9 @@ __all__ = [
     "NoOptions",
     "PagedIndexAllocator",
     "PagedTokenToKVPoolAllocator",
+    "Platform",
     "PluginError",
+    "PoolLayout",
     "PoolPlan",
     "PositiveInt",
     "PrefetchEvent",
@@ -179,11 +194,17 @@ __all__ = [
     "full_attention_layer",
     "hookimpl",
     "hybrid_layers",
+    "item_bytes",
     "layer_types_of",
     "linear_layers_of",
     "num_layers_of",
+    "page_ceil",
+    "page_floor",
     "rule",
     "size_of",
+    "size_problems",
     "text_config",
+    "tpu_lanes",
+    "tpu_rows",
     "window_layers_of",
 ]

@@ -15,6 +15,7 @@ from uhrc_core.config.loading import load_config, parse_config
 from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import ConfigError
+from uhrc_core.indices import page_ceil
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import Model
@@ -75,19 +76,20 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
     resolved = resolve(config, hf_config=pretrained.config, engine_features=FEATURES)
     _check_layers(resolved, pretrained.model)
     pools: dict[ComponentType, DevicePool] = make_device_pools(resolved)
-    table, chunk_size = config.table(EngineTable), config.scheduler.chunked_prefill_size
+    table, cache = config.table(EngineTable), config.cache
+    chunk_size = config.scheduler.chunked_prefill_size
     assert chunk_size is not None
     runner = Runner(
         pretrained.model,
         pretrained.params,
         pools,
         step_buckets(table, chunk_size),
-        max_pages=-(-config.cache.max_context_len // config.cache.page_size),
+        max_pages=page_ceil(cache.max_context_len, cache.page_size) // cache.page_size,
     )
     limits = SchedulerLimits(
         chunk_size=chunk_size,
         prefill_rows=table.prefill_rows,
-        max_running=min(max(table.decode_rows), config.cache.max_requests),
+        max_running=min(max(table.decode_rows), cache.max_requests),
         headroom_tokens=table.headroom_tokens,
     )
     return EngineParts(runner, build_kv_cache(resolved, pools), limits, resolved)
@@ -96,7 +98,7 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
 def _with_chunk_size(config: Config) -> Config:
     """The config with its chunk size settled, which `resolve` takes other defaults from."""
     page_size = config.cache.page_size
-    default = -(-CHUNK_SIZE // page_size) * page_size
+    default = page_ceil(CHUNK_SIZE, page_size)
     size = config.scheduler.chunked_prefill_size or default
     scheduler = config.scheduler.model_copy(update={"chunked_prefill_size": size})
     return config.model_copy(update={"scheduler": scheduler})

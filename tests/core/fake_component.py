@@ -61,16 +61,13 @@ def _make_pool(params: FakeParams, context: ComponentContext, layers: Sequence[L
     return f"pool of {params.num_slots}"
 
 
-_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
-
-
 def fake_spec(name: str, kind: str = "FULL", **changes: object) -> ComponentSpec:
     """A valid spec, or one with some fields changed."""
     spec = ComponentSpec(
         kind=ComponentType[kind],
         name=name,
         params_model=FakeParams,
-        eviction_priority=_PRIORITY[ComponentType[kind]],
+        eviction_priority=ComponentType[kind].eviction_priority,
         make_component=_make,
         plan_pool=_plan,
         make_device_pool=_make_pool,

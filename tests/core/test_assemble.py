@@ -616,8 +616,8 @@ def test_device_pools_have_the_bytes_that_were_planned() -> None:
     pool = make_device_pools(resolved)[ComponentType.FULL]
     (full,) = resolved.components
     assert full.pool is not None
-    assert pool.plan.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN
-    assert [spec.shape for spec in pool.plan.buffers] == [b.shape for b in full.pool.buffers]
+    assert pool.layout.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN
+    assert [spec.shape for spec in pool.layout.buffers] == [b.shape for b in full.pool.buffers]
 
 
 def test_device_pools_need_a_model() -> None:

@@ -204,8 +204,8 @@ BROKEN = {
     ),
     "eviction priority": (
         declares("uhrc_component_specs", "[fake_spec('bad', 'SWA', eviction_priority=2)]"),
-        "uhrc-bad 0.3.1 (bad_module): component 'bad' has eviction_priority 2, but SWA needs 1 "
-        "(FULL 2 > SWA 1 > RECURRENT 0)",
+        "uhrc-bad 0.3.1 (bad_module): component 'bad': SWA has eviction_priority 2: must be 1 "
+        "(RECURRENT 0 < SWA 1 < FULL 2)",
     ),
     "params model": (
         declares("uhrc_component_specs", "[fake_spec('bad', params_model=NoOptions)]"),

@@ -15,9 +15,9 @@ from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
 from uhrc_engine.weights import Pretrained, load_pretrained
-from uhrc_full.layout import plan_pool as plan_full
+from uhrc_full.layout import lay_out as lay_out_full
 from uhrc_full.pool import KVPool
-from uhrc_recurrent.layout import plan_pool as plan_recurrent
+from uhrc_recurrent.layout import lay_out as lay_out_recurrent
 from uhrc_recurrent.pool import RecurrentStatePool
 
 FULL, RECURRENT = ComponentType.FULL, ComponentType.RECURRENT
@@ -40,10 +40,10 @@ class Sequencer:
             for kind in (FULL, RECURRENT)
         }
         self.full = KVPool(
-            plan_full(shapes[FULL], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
+            lay_out_full(shapes[FULL], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
         )
         self.states = RecurrentStatePool(
-            plan_recurrent(shapes[RECURRENT], num_slots=SLOTS, model_dtype=dtype)
+            lay_out_recurrent(shapes[RECURRENT], num_slots=SLOTS, model_dtype=dtype)
         )
         pools = {FULL: self.full, RECURRENT: self.states}
         self.runner = Runner(loaded.model, loaded.params, pools, buckets, max_pages=MAX_PAGES)

@@ -14,7 +14,7 @@ from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
 from uhrc_engine.weights import Pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
@@ -39,7 +39,7 @@ class WindowSequencer:
         self.page_size, self.window = page_size, window
         self.pools: dict[ComponentType, Any] = {
             kind: KVPool(
-                plan_pool(
+                lay_out(
                     [c.shape for c in loaded.model.layer_caches if c.component is kind],
                     page_size=page_size,
                     num_tokens=POOL_TOKENS,

@@ -16,7 +16,7 @@ from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.weights import load_pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "tiny_models.npz")
@@ -32,7 +32,7 @@ def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     loaded = load_pretrained(tiny.write_checkpoint(folder, request.param))
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=POOL_TOKENS))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=POOL_TOKENS))
     buckets = Buckets(prefill=(Bucket(1, 192),), decode_rows=(2,))
     runner = Runner(
         loaded.model, loaded.params, {ComponentType.FULL: pool}, buckets, max_pages=MAX_PAGES

@@ -19,7 +19,7 @@ from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.tokenizer import Tokenizer
 from uhrc_engine.weights import load_pretrained
 from uhrc_engine.weights.smollm2 import fetch_smollm2
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "smollm2.npz")
@@ -39,7 +39,7 @@ def answers(path):
     loaded = load_pretrained(path)
     context = MAX_PAGES * PAGE_SIZE
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=COUNT * context))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=COUNT * context))
     buckets = Buckets(prefill=(Bucket(1, CHUNK),), decode_rows=(COUNT,))
     runner = Runner(
         loaded.model, loaded.params, {ComponentType.FULL: pool}, buckets, max_pages=MAX_PAGES

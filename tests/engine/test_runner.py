@@ -14,7 +14,7 @@ from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import PADDING_INDEX, StepInputs, StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner, pad_inputs
 from uhrc_engine.weights import load_pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
@@ -51,7 +51,7 @@ def llama16(runners):
 
 def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
+    pool = KVPool(lay_out(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
     max_pages = max_pages or CONTEXT // page_size
     runner = Runner(loaded.model, loaded.params, {FULL: pool}, BUCKETS, max_pages=max_pages)
     runner.page_size = page_size  # for this file's helpers
@@ -176,8 +176,8 @@ def test_the_pools_are_updated_in_place(llama16, bucket):
     runner = llama16
     pool = runner.pools[FULL]
     memory = runner.program(bucket).memory_analysis()
-    layer_bytes = pool.plan.layers[0][0].num_bytes
-    assert memory.alias_size_in_bytes == pool.plan.total_bytes
+    layer_bytes = pool.layout.layers[0][0].num_bytes
+    assert memory.alias_size_in_bytes == pool.layout.total_bytes
     copies = [
         line
         for line in runner.program(bucket).as_text().splitlines()

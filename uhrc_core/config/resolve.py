@@ -188,7 +188,9 @@ class _Resolver:
                 options,
             )
             backend = self._backend(name, params, registry)
-            context = ComponentContext(cache.page_size, cache.dp_size, victim_order, backend)
+            context = ComponentContext(
+                cache.page_size, cache.dp_size, victim_order, spec.eviction_priority, backend
+            )
             own = tuple(layer for layer in layers if layer.component is spec.kind)
             parts.append(ResolvedComponent(spec, params, context, own, None))
         return tuple(sorted(parts, key=lambda part: part.spec.kind))

@@ -14,6 +14,7 @@ from pydantic import Field, InstanceOf
 from uhrc_core.boundary import call_factory
 from uhrc_core.config.resolved import ResolvedComponent
 from uhrc_core.errors import ConfigError
+from uhrc_core.indices import page_ceil, page_floor
 from uhrc_core.registry.plan import PoolPlan
 from uhrc_core.registry.specs import ComponentParams
 from uhrc_core.registry.tables import INDEX_MAX, CacheConfig, PositiveInt
@@ -71,8 +72,8 @@ class PoolSizing:
         if part.layers or not self._modelled:
             return None
         cache = self._cache
-        pages = -(-cache.max_context_len // cache.page_size) * cache.max_requests
-        return min(pages, INDEX_MAX // cache.dp_size // cache.page_size) * cache.page_size
+        wanted = page_ceil(cache.max_context_len, cache.page_size) * cache.max_requests
+        return min(wanted, page_floor(INDEX_MAX // cache.dp_size, cache.page_size))
 
     def _filling(self, part: ResolvedComponent, num_bytes: int) -> ResolvedComponent:
         """The part with the largest pool that ``num_bytes`` hold on one dp rank."""

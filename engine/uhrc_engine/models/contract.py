@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from uhrc_core.indices import page_ceil
 from uhrc_core.kinds import ComponentType
 
 IntArray = npt.NDArray[np.int32]
@@ -125,7 +126,7 @@ def make_step_inputs(
     track_slots = np.full(count, PADDING_INDEX, np.int32)
     for r, row in enumerate(rows):
         n, end = len(row.token_ids), row.start + len(row.token_ids)
-        pages = -(-end // page_size)
+        pages = page_ceil(end, page_size) // page_size
         if not 1 <= n <= width:
             raise ValueError(f"row {r} has {n} new tokens; this step takes 1 to {width}")
         if pages > max_pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from uhrc_core.plugin_api import (
     TRACK_ON_PAGES,
     ComponentParams,
     ConfigError,
+    FloatDtype,
+    Platform,
     PositiveInt,
     RestOfConfig,
 )
@@ -52,12 +54,10 @@ class RecurrentParams(ComponentParams):
         description="The engine dispatches a step before the last one is done: two track slots a "
         "request instead of one.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: FloatDtype = Field(
         default="float32", description="Type of the conv states; temporal states are float32."
     )
-    platform: Literal["cpu", "gpu", "tpu"] = Field(
-        default="cpu", description="Whose physical layout the pool has."
-    )
+    platform: Platform = Field(default="cpu", description="Whose physical layout the pool has.")
 
     @property
     def num_tracks(self) -> int:
