@@ -35,6 +35,11 @@ class ComponentType(IntEnum):
         kind.eviction_priority = eviction_priority
         return kind
 
+    @classmethod
+    def of_table(cls, name: str) -> ComponentType | None:
+        """The kind whose ``config_name`` this is, if it is one."""
+        return next((kind for kind in cls if kind.config_name == name), None)
+
 
 def eviction_order_mistake(
     priorities: Mapping[ComponentType, int], *, exact: bool = False

@@ -29,6 +29,15 @@ from uhrc_core.cache.params import (
     MissReason,
 )
 from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.combination import (
+    EXTRA_BUFFER,
+    PAGED,
+    REUSE,
+    TRACK_ON_PAGES,
+    UNIFIED,
+    Rule,
+    table_of,
+)
 from uhrc_core.config.config import Config
 from uhrc_core.errors import (
     CacheError,
@@ -82,7 +91,6 @@ from uhrc_core.registry.recurrent import (
     conv_buffers,
     hybrid_layers,
 )
-from uhrc_core.registry.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES, Rule, rule
 from uhrc_core.registry.specs import (
     CliCommandSpec,
     ComponentContext,
@@ -112,11 +120,13 @@ __all__ = [
     "LFU",
     "LRU",
     "MODEL_DTYPE",
-    "ONE_BACKEND",
+    "PAGED",
+    "REUSE",
     "SLRU",
     "TPU_LANES",
     "TRACK_ON_PAGES",
     "UHRC_API",
+    "UNIFIED",
     "BufferLayout",
     "BufferPlan",
     "BufferShape",
@@ -200,9 +210,9 @@ __all__ = [
     "num_layers_of",
     "page_ceil",
     "page_floor",
-    "rule",
     "size_of",
     "size_problems",
+    "table_of",
     "text_config",
     "tpu_lanes",
     "tpu_rows",

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from pydantic import Field
-
+from uhrc_core.combination import EXTRA_BUFFER, TRACK_ON_PAGES
 from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan
-from uhrc_core.registry.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
 from uhrc_core.registry.specs import ComponentContext, ComponentParams, ComponentSpec
 from uhrc_core.registry.tables import PositiveInt
 from uhrc_full.component import FullComponent
@@ -25,11 +23,15 @@ class FakeParams(ComponentParams):
     num_slots: PositiveInt | None = None
     enable_extra_buffer: bool = False
     track_interval: PositiveInt = 128
-    backends: list[str] = Field(default=["kda"])
+    backend: str | None = "kda"
 
     @property
     def num_units(self) -> int | None:
         return self.num_slots
+
+    @property
+    def backend_name(self) -> str | None:
+        return self.backend
 
     def with_num_units(self, num_units: int, page_size: int) -> Self:
         return self.model_copy(update={"num_slots": num_units})
@@ -41,7 +43,6 @@ class FakeParams(ComponentParams):
         holds = {
             EXTRA_BUFFER: self.enable_extra_buffer,
             TRACK_ON_PAGES: self.track_interval % page_size == 0,
-            ONE_BACKEND: len(self.backends) == 1,
         }
         return frozenset(name for name, true in holds.items() if true)
 

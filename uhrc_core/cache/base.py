@@ -12,6 +12,7 @@ from uhrc_core.cache.lifecycle import RequestLifecycle
 from uhrc_core.cache.locks import ReceiptBook, Tokens
 from uhrc_core.cache.node import UnifiedTreeNode
 from uhrc_core.cache.params import CacheStats, EvictParams, IncLockRefResult, InsertParams
+from uhrc_core.combination import check_components
 from uhrc_core.errors import InvalidParamsError, RequestError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
@@ -53,6 +54,7 @@ class BasePrefixCache(RequestLifecycle):
                 f"{type(self).__name__} does not hold {', '.join(unserved)} data; set "
                 "cache.enable_unified_radix_tree"
             )
+        check_components({kind: each.eviction_priority for kind, each in by_kind.items()})
         self.components = tuple(by_kind[kind] for kind in sorted(by_kind))
         for component in self.components:
             component.join(self.components)

@@ -15,13 +15,13 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from uhrc_core.boundary import mistake_in, plugin_code
+from uhrc_core.combination import CORE_RULES, Rule
 from uhrc_core.errors import ConfigError, PluginError, UHRCError
 from uhrc_core.kinds import eviction_order_mistake
 from uhrc_core.registry import hookspecs
 from uhrc_core.registry.plan import LayerKind
 from uhrc_core.registry.policies import BUILTIN_POLICIES
 from uhrc_core.registry.recurrent import RecurrentBackendSpec, hybrid_layers
-from uhrc_core.registry.rules import CORE_RULES, Rule
 from uhrc_core.registry.specs import (
     CliCommandSpec,
     ComponentSpec,

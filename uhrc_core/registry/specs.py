@@ -75,7 +75,7 @@ class ComponentParams(ConfigTable):
         return self
 
     def features(self, page_size: int) -> frozenset[str]:
-        """What this table turns on, for the combination matrix (see `uhrc_core.registry.rules`)."""
+        """What this table turns on, for the combination matrix (see `uhrc_core.combination`)."""
         return frozenset()
 
 

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from uhrc_core.plugin_api import (
     EXTRA_BUFFER,
-    ONE_BACKEND,
     TRACK_ON_PAGES,
     ComponentParams,
     ConfigError,
@@ -108,6 +107,5 @@ class RecurrentParams(ComponentParams):
         holds = {
             EXTRA_BUFFER: self.enable_extra_buffer,
             TRACK_ON_PAGES: (self.track_interval or page_size) % page_size == 0,
-            ONE_BACKEND: self.backend is not None,
         }
         return frozenset(name for name, holds_true in holds.items() if holds_true)
