@@ -53,7 +53,7 @@ class Rule(BaseModel):
         because: the reason and what to do, as the end of a sentence; shown to the operator.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", revalidate_instances="always")
 
     because: Annotated[str, Field(min_length=1)]
     when: Features = frozenset()

@@ -119,8 +119,11 @@ def test_the_recurrent_flags_set_keys_of_the_recurrent_table(file: Path) -> None
         "check", file, "--enable-recurrent-extra-buffer", "--recurrent-track-interval", 250
     )
     assert result.exit_code == 1
-    assert "set components.recurrent.track_interval to a positive multiple" in result.stderr
-    assert "enable_extra_buffer = true" not in result.stderr
+    assert [line.partition(": ")[2] for line in result.stderr.splitlines()] == [
+        "components.recurrent.track_interval = 250: not whole pages of cache.page_size = 16; set a "
+        "multiple",
+        "components.recurrent: the model has no RECURRENT layer; remove the table",
+    ]
 
 
 # -- describe ----------------------------------------------------------------------------------

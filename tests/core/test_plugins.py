@@ -252,7 +252,7 @@ WRONG_FIELDS = {
     "ConfigTableSpec('bad', BaseModel)": "table_model = <class 'pydantic.main.BaseModel'>: input",
     "CliCommandSpec('bad', None)": "function = None: input should be callable",
     "CliCommandSpec(5, print)": "name = 5: input should be a valid string",
-    "Rule('x', None)": "when = None: input should be a valid frozenset",
+    "Rule.model_construct(because='x', when=None)": "when = None: input should be a valid ",
     "RecurrentBackendSpec('bad', NoOptions, print, print, 0)": "kernel_chunk = 0: input should be ",
 }
 
@@ -262,7 +262,7 @@ HOOK_OF = {
     "EvictionPolicySpec": "uhrc_eviction_policies",
     "ConfigTableSpec": "uhrc_config_tables",
     "CliCommandSpec": "uhrc_cli_commands",
-    "Rule": "uhrc_combination_rules",
+    "Rule.model_construct": "uhrc_combination_rules",
     "RecurrentBackendSpec": "uhrc_recurrent_backends",
 }
 

@@ -8,6 +8,10 @@ from itertools import chain, combinations
 import pytest
 from pydantic import ValidationError
 
+from uhrc_core.baseline import ChunkCache, RadixCache
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.eviction import LRU
+from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.combination import (
     COMPONENT_RULES,
     CORE_RULES,
@@ -19,6 +23,8 @@ from uhrc_core.combination import (
 )
 from uhrc_core.errors import InvalidParamsError
 from uhrc_core.kinds import ComponentType
+from uhrc_core.pools import PagedTokenToKVPoolAllocator
+from uhrc_full.component import FullComponent
 
 KINDS = {f"[components.{kind.config_name}]": kind for kind in ComponentType}
 FULL, SWA, REC = KINDS
@@ -199,6 +205,31 @@ def test_components_by_hand_are_judged_in_the_words_of_the_config() -> None:
     assert refusal(FULL=2, SWA=1, RECURRENT=0) == "\n".join(
         broken_rules(ComponentType, rules=COMPONENT_RULES)
     )
+
+
+class OfAnotherKind(FullComponent):
+    """A component of the kind that it is told to be."""
+
+    def __init__(self, kind: ComponentType, eviction_priority: int) -> None:
+        self.kind = kind
+        super().__init__(PagedTokenToKVPoolAllocator(16, 4, 1), LRU(), eviction_priority)
+
+
+def build(cache: type[BasePrefixCache], **priorities: int) -> BasePrefixCache:
+    parts = [OfAnotherKind(ComponentType[kind], number) for kind, number in priorities.items()]
+    return cache(parts, page_size=4, max_requests=1, max_context_len=16)
+
+
+@pytest.mark.parametrize("cache", [UnifiedRadixCache, RadixCache, ChunkCache])
+def test_no_cache_is_built_of_what_a_config_could_not_combine(cache: type[BasePrefixCache]) -> None:
+    with pytest.raises(InvalidParamsError) as caught:
+        build(cache, FULL=2, SWA=1, RECURRENT=0)
+    (line,) = broken_rules(ComponentType, rules=COMPONENT_RULES)
+    assert str(caught.value) == line
+    for priorities in ({"FULL": -3}, {"FULL": 1, "SWA": 2}, {"FULL": 1, "RECURRENT": 1}):
+        with pytest.raises(InvalidParamsError, match="eviction_priority"):
+            build(cache, **priorities)
+    assert build(cache, FULL=5).components[0].eviction_priority == 5
 
 
 def test_the_internal_order_of_the_rfc_is_demanded() -> None:

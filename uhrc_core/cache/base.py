@@ -49,12 +49,12 @@ class BasePrefixCache(RequestLifecycle):
         if len(by_kind) < len(components) or ComponentType.FULL not in by_kind:
             kinds = [component.kind.name for component in components]
             raise InvalidParamsError(f"components: need FULL and no kind twice, got {kinds}")
+        check_components({kind: each.eviction_priority for kind, each in by_kind.items()})
         if unserved := [kind.name for kind in by_kind if kind not in self._serves]:
             raise InvalidParamsError(
                 f"{type(self).__name__} does not hold {', '.join(unserved)} data; set "
                 "cache.enable_unified_radix_tree"
             )
-        check_components({kind: each.eviction_priority for kind, each in by_kind.items()})
         self.components = tuple(by_kind[kind] for kind in sorted(by_kind))
         for component in self.components:
             component.join(self.components)
