@@ -13,7 +13,7 @@ from pydantic import InstanceOf
 
 from uhrc_core.boundary import call_factory
 from uhrc_core.cache.eviction import EvictionPolicy
-from uhrc_core.combination import PAGED, REUSE, UNIFIED, Rule, broken_rules, table_of
+from uhrc_core.combination import PAGED, REUSE, UNIFIED, broken_rules, table_of
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import TableReader, at_key, policy_options, suggestion
 from uhrc_core.config.model_layers import read_model_layers
@@ -36,6 +36,9 @@ from uhrc_core.registry.specs import (
 from uhrc_core.registry.tables import ConfigTable
 
 _REQUEST_TABLE_MAX = 2**32
+
+#: Names of tables.
+_ByKind = dict[ComponentType, list[str]]
 
 
 def resolve(
@@ -248,6 +251,33 @@ class _Resolver:
                 entries,
             )
 
+    def _check_kinds(
+        self, by_kind: _ByKind, layers: Sequence[LayerKind]
+    ) -> tuple[set[ComponentType], set[ComponentType]]:
+        """The kinds that the model has no layer for, and those that it lacks a table for."""
+        modelled = {layer.component for layer in layers}
+        needless = by_kind.keys() - modelled - {ComponentType.FULL}
+        if not layers:
+            needless.clear()
+        missing = modelled - by_kind.keys()
+        for kind in ComponentType:
+            names = by_kind.get(kind, [])
+            if len(names) > 1:
+                both = " and ".join(names)
+                self.problems.add("components", f"{both} are both {kind.name}; keep one of them")
+            if kind in needless:
+                advice = "set nothing of it" if self.config.picked_by_model else "remove the table"
+                key = f"components.{names[0]}"
+                self.problems.add(key, f"the model has no {kind.name} layer; {advice}")
+            # A kind that the model could not pick is blamed already.
+            if kind in missing and not self.problems.blames("components"):
+                self.problems.add(
+                    "components",
+                    f"the model has {kind.name} layers; add a table for them, such as "
+                    f"{table_of(kind)}",
+                )
+        return needless, missing
+
     def _check_combination(
         self,
         tables: Mapping[str, ComponentParams],
@@ -255,49 +285,29 @@ class _Resolver:
         registry: Registry,
         engine_features: frozenset[str],
     ) -> None:
-        """Components against the model's layers, and both with all settings against the rules.
+        """Components against the model's layers, and all settings against the rules.
 
         The rules judge what will be once the other problems are mended: without the tables that
         must go, with those that are missing, and nothing that a table says which is wrong itself.
         """
         unsound = {name for name in tables if self.problems.blames(f"components.{name}")}
-        names = {
-            kind: [name for name in tables if registry.components[name].kind is kind]
-            for kind in ComponentType
-        }
-        modelled = {layer.component for layer in layers}
-        missing = {kind for kind in modelled if not names[kind]}
-        needless = {kind for kind in ComponentType if layers and kind not in modelled}
-        needless = {kind for kind in needless if names[kind]} - {ComponentType.FULL}
-        for kind in ComponentType:
-            if len(names[kind]) > 1:
-                both = " and ".join(names[kind])
-                self.problems.add("components", f"{both} are both {kind.name}; keep one of them")
-            if kind in needless:
-                advice = "set nothing of it" if self.config.picked_by_model else "remove the table"
-                key = f"components.{names[kind][0]}"
-                self.problems.add(key, f"the model has no {kind.name} layer; {advice}")
-            if kind in missing and not self.problems.blames("components"):
-                self.problems.add(
-                    "components",
-                    f"the model has {kind.name} layers; add a table for them, such as "
-                    f"{table_of(kind)}",
-                )
+        by_kind: _ByKind = {}
+        for name in tables:
+            by_kind.setdefault(registry.components[name].kind, []).append(name)
+        needless, missing = self._check_kinds(by_kind, layers)
         if not tables:
             return
-        present = {kind for kind in ComponentType if names[kind]} - needless | missing
-        judged = [name for kind in present for name in names[kind] if name not in unsound]
-        unknown = {registry.components[name].kind for name in unsound} | missing
-        prefixes = tuple(f"components.{kind.config_name}." for kind in unknown)
-        features, backend = self._features(judged, tables)
-        self.problems.add_lines(
-            broken_rules(
-                present,
-                features | engine_features,
-                backend,
-                [rule for rule in registry.rules if not _speaks_of(rule, prefixes)],
-            )
-        )
+        present = by_kind.keys() - needless | missing
+        sound = [n for kind in by_kind.keys() - needless for n in by_kind[kind] if n not in unsound]
+        unknown = missing | {registry.components[name].kind for name in unsound}
+        keys = tuple(f"components.{kind.config_name}." for kind in unknown)
+        rules = [
+            rule
+            for rule in registry.rules
+            if not any(feature.startswith(keys) for feature in rule.features)
+        ]
+        features, backend = self._features(sound, tables)
+        self.problems.add_lines(broken_rules(present, features | engine_features, backend, rules))
 
     def _features(
         self, names: Sequence[str], tables: Mapping[str, ComponentParams]
@@ -318,11 +328,6 @@ class _Resolver:
             )
             backends.append(_backend_name(name, table))
         return frozenset(features), next(filter(None, backends), None)
-
-
-def _speaks_of(rule: Rule, prefixes: tuple[str, ...]) -> bool:
-    """Whether the rule is about settings whose keys begin so."""
-    return any(feature.startswith(prefixes) for feature in rule.features)
 
 
 def _num_units(name: str, table: ComponentParams) -> int | None:
