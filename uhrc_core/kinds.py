@@ -14,23 +14,28 @@ class ComponentType(IntEnum):
     Attributes:
         config_name: its table in a config, ``[components.<config_name>]``, unless a plugin brings
             the kind under another name.
-        evict_field: the field of `EvictParams` that asks for its units.
+        unit: what its pool counts.
+        evict_field: the field of `EvictParams` that asks for those.
         eviction_priority: the RFC's number for internal nodes; a leaf's is 0 whatever the kind.
     """
 
     _value_: int
     config_name: str
+    unit: str
     evict_field: str
     eviction_priority: int
 
-    FULL = 0, "full", "num_tokens", 2
-    SWA = 1, "swa", "swa_num_tokens", 1
-    RECURRENT = 2, "recurrent", "recurrent_num", 0
+    FULL = 0, "full", "tokens", "num_tokens", 2
+    SWA = 1, "swa", "tokens", "swa_num_tokens", 1
+    RECURRENT = 2, "recurrent", "slots", "recurrent_num", 0
 
-    def __new__(cls, slot: int, config_name: str, evict_field: str, eviction_priority: int) -> Self:
+    def __new__(
+        cls, slot: int, config_name: str, unit: str, evict_field: str, eviction_priority: int
+    ) -> Self:
         kind = int.__new__(cls, slot)
         kind._value_ = slot
         kind.config_name = config_name
+        kind.unit = unit
         kind.evict_field = evict_field
         kind.eviction_priority = eviction_priority
         return kind

@@ -13,7 +13,7 @@ from pydantic import InstanceOf
 
 from uhrc_core.boundary import call_factory
 from uhrc_core.cache.eviction import EvictionPolicy
-from uhrc_core.combination import PAGED, REUSE, UNIFIED, broken_rules, table_of
+from uhrc_core.combination import PAGED, REUSE, UNIFIED, table_of
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import TableReader, at_key, policy_options, suggestion
 from uhrc_core.config.model_layers import read_model_layers
@@ -300,14 +300,9 @@ class _Resolver:
         present = by_kind.keys() - needless | missing
         sound = [n for kind in by_kind.keys() - needless for n in by_kind[kind] if n not in unsound]
         unknown = missing | {registry.components[name].kind for name in unsound}
-        keys = tuple(f"components.{kind.config_name}." for kind in unknown)
-        rules = [
-            rule
-            for rule in registry.rules
-            if not any(feature.startswith(keys) for feature in rule.features)
-        ]
         features, backend = self._features(sound, tables)
-        self.problems.add_lines(broken_rules(present, features | engine_features, backend, rules))
+        features |= engine_features
+        self.problems.add_lines(registry.broken_rules(present, features, backend, unknown))
 
     def _features(
         self, names: Sequence[str], tables: Mapping[str, ComponentParams]

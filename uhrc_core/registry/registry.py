@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from uhrc_core.boundary import mistake_in, plugin_code
-from uhrc_core.combination import CORE_RULES, Rule
+from uhrc_core.combination import CORE_RULES, Rule, broken_rules
 from uhrc_core.errors import ConfigError, PluginError, UHRCError
-from uhrc_core.kinds import eviction_order_mistake
+from uhrc_core.kinds import ComponentType, eviction_order_mistake
 from uhrc_core.registry import hookspecs
 from uhrc_core.registry.plan import LayerKind
 from uhrc_core.registry.policies import BUILTIN_POLICIES
@@ -122,6 +122,25 @@ class Registry:
         self.commands |= {spec.name: spec for spec in commands}
         self.owners |= {spec.name: label for spec in commands}
         self.rules += tuple(rules)
+
+    def broken_rules(
+        self,
+        components: Iterable[ComponentType],
+        features: Iterable[str],
+        backend: str | None,
+        unknown: Iterable[ComponentType] = (),
+    ) -> tuple[str, ...]:
+        """Every rule, of the core and of plugins, that keeps these from being a `Combination`.
+
+        Rules about keys of ``unknown`` components, whose tables are not settled, are left out.
+        """
+        keys = tuple(f"components.{kind.config_name}." for kind in unknown)
+        rules = (
+            rule
+            for rule in self.rules
+            if not any(feature.startswith(keys) for feature in rule.features)
+        )
+        return broken_rules(components, features, backend, rules)
 
     @property
     def brought(self) -> list[str]:
