@@ -12,6 +12,7 @@ from uhrc_core.assemble import build_kv_cache, make_device_pools
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import load_config, parse_config
+from uhrc_core.config.problems import Problems
 from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import ConfigError
@@ -105,18 +106,17 @@ def _with_chunk_size(config: Config) -> Config:
 
 
 def _check_suits(config: Config, pretrained: Pretrained) -> None:
-    problems: list[str] = []
-    if config.cache.dp_size != 1:
-        problems.append(
-            f"cache.dp_size = {config.cache.dp_size}: this engine runs one data-parallel rank"
+    problems, cache = Problems(), config.cache
+    if cache.dp_size != 1:
+        problems.add("cache.dp_size", "this engine runs one data-parallel rank", cache.dp_size)
+    most = pretrained.model.max_context_len
+    if cache.max_context_len > most:
+        problems.add(
+            "cache.max_context_len",
+            f"the model was made for {most} positions",
+            cache.max_context_len,
         )
-    if config.cache.max_context_len > pretrained.model.max_context_len:
-        problems.append(
-            f"cache.max_context_len = {config.cache.max_context_len}: the model was made for "
-            f"{pretrained.model.max_context_len} positions"
-        )
-    if problems:
-        raise ConfigError(problems)
+    problems.raise_any()
 
 
 def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
