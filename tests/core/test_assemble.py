@@ -322,7 +322,16 @@ def test_a_flag_for_a_component_that_the_model_has_not(tmp_path: Path) -> None:
     )
 
 
+def test_a_table_that_the_model_does_not_need_is_not_settled() -> None:
+    three = {"full": {"num_tokens": 4096}, "swa": {}, "recurrent": {"enable_extra_buffer": True}}
+    assert problems(config(components=three), hf_config=json.loads(KDA.read_text())) == (
+        "components.swa: the model has no SWA layer; remove the table",
+    )
+
+
 def test_without_a_model_the_flags_are_all_there_is() -> None:
+    source = parse_config({}, ["components.recurrent.enable_extra_buffer=true"], environ={})
+    assert problems(source) == ("components: none named; add one, or set model.hf_config",)
     tables = {"cache": {"max_context_len": 16}}
     source = parse_config(tables, ["components.full.num_tokens=64"], environ={})
     assert [part.key for part in resolve(source).components] == ["components.full"]
@@ -518,10 +527,10 @@ def test_a_pool_too_small_for_one_request_is_refused() -> None:
     )
 
 
-def test_a_pool_smaller_than_a_page_and_off_the_page_grid() -> None:
-    found = problems(config(components={"full": {"num_tokens": 15}}))
-    assert found[0] == (
-        "components.full.num_tokens = 15: not whole pages of cache.page_size = 16; 16 would be"
+def test_a_pool_off_the_page_grid_says_the_next_smaller_one_unless_that_is_too_small() -> None:
+    assert problems(config(components={"full": {"num_tokens": 15}})) == (
+        "components.full.num_tokens = 15: one request of cache.max_context_len = 1024 tokens needs "
+        "1024; raise it, or lower cache.max_context_len",
     )
     found = problems(config(components={"full": {"num_tokens": 4100}}))
     assert found == (

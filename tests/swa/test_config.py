@@ -107,7 +107,7 @@ def test_without_a_chunk_size_a_forward_may_add_a_whole_prompt() -> None:
     [
         ({}, None, "components.swa.window_tokens: not set"),
         ({"window_tokens": 99}, MISTRAL, "window_tokens = 99: the model's is 100"),
-        ({"num_tokens": 100}, MISTRAL, "num_tokens = 100: not whole pages"),
+        ({"num_tokens": 1000}, MISTRAL, "num_tokens = 1000: not whole pages"),
         ({"num_tokens": 304}, MISTRAL, "one request of cache.max_context_len = 1024 tokens needs"),
         ({"window_tokens": 0}, None, "window_tokens"),
         ({"extend_tokens": 63}, MISTRAL, "extend_tokens = 63: a forward adds up to scheduler."),

@@ -37,10 +37,10 @@ class Problems:
         """Whether something is wrong with the key or, if it is a table, with what is in it."""
         return any(each == key or each.startswith(f"{key}.") for each, _ in self._found)
 
-    def raise_any(self, *further: object) -> None:
-        """Raise ConfigError with all lines, and ``further`` ones, if there are any of its own."""
+    def raise_any(self) -> None:
+        """Raise ConfigError with all lines, if there are any."""
         if self:
-            raise ConfigError([*self.lines, *map(str, further)])
+            raise ConfigError(self.lines)
 
 
 def _key_of(line: str) -> str:

@@ -37,9 +37,6 @@ from uhrc_core.registry.tables import ConfigTable
 
 _REQUEST_TABLE_MAX = 2**32
 
-#: Names of tables.
-_ByKind = dict[ComponentType, list[str]]
-
 
 def resolve(
     config: Config,
@@ -81,13 +78,17 @@ class _Resolver:
         if layers and (self.config.picked_by_model or not tables):
             tables = self._pick(layers, everything) | tables
             registry = everything
-        elif not tables:
+        elif not tables or (self.config.picked_by_model and not self._has_full(registry)):
             self.problems.add("components", "none named; add one, or set model.hf_config")
+            tables = {}
         options = policy_options(self.config.cache, registry, self.catalog, self.problems)
         self._check_cache()
         host_tier = self._host_tier(registry)
+        needless, missing = self._check_kinds(tables, layers, registry)
+        tables = {name: table for name, table in tables.items() if name not in needless}
         tables = self._settled(tables, layers, registry)
-        self._check_combination(tables, layers, registry, engine_features)
+        if tables:
+            self._check_combination(tables, missing, registry, engine_features)
         parts = self._parts(tables, layers, registry, options)
         if not self.problems:
             memory = self.config.memory.hbm_bytes
@@ -117,6 +118,10 @@ class _Resolver:
         if foreign := self.config.components.keys() - registry.components.keys():
             raise ConfigError([f"components.{name}: no such component" for name in sorted(foreign)])
         return registry
+
+    def _has_full(self, registry: Registry) -> bool:
+        kinds = (registry.components[name].kind for name in self.config.components)
+        return ComponentType.FULL in kinds
 
     def _pick(self, layers: Sequence[LayerKind], registry: Registry) -> dict[str, ComponentParams]:
         """The components that the model's layers ask for, and FULL, with their default tables."""
@@ -252,57 +257,58 @@ class _Resolver:
             )
 
     def _check_kinds(
-        self, by_kind: _ByKind, layers: Sequence[LayerKind]
-    ) -> tuple[set[ComponentType], set[ComponentType]]:
-        """The kinds that the model has no layer for, and those that it lacks a table for."""
+        self, names: Iterable[str], layers: Sequence[LayerKind], registry: Registry
+    ) -> tuple[set[str], set[ComponentType]]:
+        """The tables that the model has no layer for, and the kinds that it lacks a table for."""
+        by_kind: dict[ComponentType, list[str]] = {kind: [] for kind in ComponentType}
+        for name in names:
+            by_kind[registry.components[name].kind].append(name)
         modelled = {layer.component for layer in layers}
-        needless = by_kind.keys() - modelled - {ComponentType.FULL}
-        if not layers:
-            needless.clear()
-        missing = modelled - by_kind.keys()
-        for kind in ComponentType:
-            names = by_kind.get(kind, [])
-            if len(names) > 1:
-                both = " and ".join(names)
+        needless: set[str] = set()
+        missing: set[ComponentType] = set()
+        for kind, own in by_kind.items():
+            if len(own) > 1:
+                both = " and ".join(own)
                 self.problems.add("components", f"{both} are both {kind.name}; keep one of them")
-            if kind in needless:
+            if own and layers and kind not in modelled and kind is not ComponentType.FULL:
                 advice = "set nothing of it" if self.config.picked_by_model else "remove the table"
-                key = f"components.{names[0]}"
-                self.problems.add(key, f"the model has no {kind.name} layer; {advice}")
-            # A kind that the model could not pick is blamed already.
-            if kind in missing and not self.problems.blames("components"):
-                self.problems.add(
-                    "components",
-                    f"the model has {kind.name} layers; add a table for them, such as "
-                    f"{table_of(kind)}",
-                )
+                message = f"the model has no {kind.name} layer; {advice}"
+                self.problems.add(f"components.{own[0]}", message)
+                needless.update(own)
+            if kind in modelled and not own:
+                missing.add(kind)
+                # What the model could not pick is blamed already.
+                if not self.problems.blames("components"):
+                    self.problems.add(
+                        "components",
+                        f"the model has {kind.name} layers; add a table for them, such as "
+                        f"{table_of(kind)}",
+                    )
         return needless, missing
 
     def _check_combination(
         self,
         tables: Mapping[str, ComponentParams],
-        layers: Sequence[LayerKind],
+        missing: set[ComponentType],
         registry: Registry,
         engine_features: frozenset[str],
     ) -> None:
-        """Components against the model's layers, and all settings against the rules.
+        """All settings against the rules.
 
-        The rules judge what will be once the other problems are mended: without the tables that
-        must go, with those that are missing, and nothing that a table says which is wrong itself.
+        They judge what will be once the other problems are mended: with the tables that are
+        missing, and without what a table says which is wrong itself.
         """
+        kinds = {name: registry.components[name].kind for name in tables}
         unsound = {name for name in tables if self.problems.blames(f"components.{name}")}
-        by_kind: _ByKind = {}
-        for name in tables:
-            by_kind.setdefault(registry.components[name].kind, []).append(name)
-        needless, missing = self._check_kinds(by_kind, layers)
-        if not tables:
-            return
-        present = by_kind.keys() - needless | missing
-        sound = [n for kind in by_kind.keys() - needless for n in by_kind[kind] if n not in unsound]
-        unknown = missing | {registry.components[name].kind for name in unsound}
-        features, backend = self._features(sound, tables)
-        features |= engine_features
-        self.problems.add_lines(registry.broken_rules(present, features, backend, unknown))
+        features, backend = self._features([n for n in tables if n not in unsound], tables)
+        self.problems.add_lines(
+            registry.broken_rules(
+                {*kinds.values(), *missing},
+                features | engine_features,
+                backend,
+                unknown={*missing, *(kinds[name] for name in unsound)},
+            )
+        )
 
     def _features(
         self, names: Sequence[str], tables: Mapping[str, ComponentParams]

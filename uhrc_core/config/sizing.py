@@ -103,11 +103,10 @@ class PoolSizing:
         part = replace(part, params=self._resized(part, num_units))
         whole = _num_units(part)
         num_min = self._num_units_min(part)
-        if whole != num_units:
+        if num_units >= num_min and whole != num_units:
             self._problems.add(
                 key,
-                f"not whole pages of cache.page_size = {cache.page_size}; "
-                f"{whole or cache.page_size} would be",
+                f"not whole pages of cache.page_size = {cache.page_size}; {whole} would be",
                 num_units,
             )
         if num_units * cache.dp_size > INDEX_MAX:

@@ -67,7 +67,8 @@ def uhrc_component_specs() -> Sequence[ComponentSpec]:
     """Components, each configured by the table ``[components.<spec.name>]``.
 
     ``spec.params_model`` derives from `uhrc_core.plugin_api.ComponentParams`;
-    ``spec.eviction_priority`` is that of its kind: FULL 2, SWA 1, RECURRENT 0.
+    ``spec.eviction_priority`` is that of its kind: FULL 2, SWA 1, RECURRENT 0; the component gets
+    it from its context.
     """
 
 
