@@ -83,13 +83,7 @@ def parse_config(
     """
     environ = os.environ if environ is None else environ
     problems = Problems()
-    raw = dict(tables)
-    _merge_env(raw, environ, problems)
-    for override in overrides:
-        _merge(raw, override, problems)
-    if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
-        problems.add_lines(absurd)
-        problems.raise_any()
+    raw = _merged(tables, environ, overrides, problems)
     components = _subtables(raw, problems)
     picked_by_model = bool(components) and not tables.get("components")
     catalog = installed_plugins(environ)
@@ -312,6 +306,23 @@ def _subtables(raw: RawTable, problems: Problems) -> dict[str, object]:
     return {}
 
 
+def _merged(
+    tables: Mapping[str, Any],
+    environ: Mapping[str, str],
+    overrides: Iterable[str],
+    problems: Problems,
+) -> RawTable:
+    """The tables as environment and overrides change them. Raises ConfigError for an absurd one."""
+    raw = dict(tables)
+    _merge_env(raw, environ, problems)
+    for override in overrides:
+        _merge(raw, override, problems)
+    if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
+        problems.add_lines(absurd)
+        problems.raise_any()
+    return raw
+
+
 def _merge_env(raw: RawTable, environ: Mapping[str, str], problems: Problems) -> None:
     found: dict[str, bool] = {}
     for name in (ENV_UNIFIED_RFC, ENV_UNIFIED):
@@ -324,7 +335,7 @@ def _merge_env(raw: RawTable, environ: Mapping[str, str], problems: Problems) ->
         warnings.warn(
             f"{ENV_UNIFIED} = {environ[ENV_UNIFIED]!r} counts, not {ENV_UNIFIED_RFC} = "
             f"{environ[ENV_UNIFIED_RFC]!r}; unset one of them",
-            stacklevel=3,
+            stacklevel=4,
         )
     for unified in found.values():  # ours last
         _set(raw, ["cache", "enable_unified_radix_tree"], unified, problems)
