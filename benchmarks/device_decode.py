@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.weights import load_pretrained
 from uhrc_engine.weights.smollm2 import fetch_smollm2
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 PAGE_SIZE, CONTEXT = 16, 1280
@@ -37,10 +38,14 @@ def our_measure(path: Path) -> Measure:
     """A warm runner's timings: greedy, batch 1."""
     loaded = load_pretrained(path)
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=CONTEXT))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=CONTEXT))
     buckets = Buckets(prefill=(Bucket(1, 64), Bucket(1, 256)), decode_rows=(1,))
     runner = Runner(
-        loaded.model, loaded.params, {"full": pool}, buckets, max_pages=CONTEXT // PAGE_SIZE
+        loaded.model,
+        loaded.params,
+        {ComponentType.FULL: pool},
+        buckets,
+        max_pages=CONTEXT // PAGE_SIZE,
     )
     runner.warmup()
     ids = np.random.default_rng(0).integers(0, 40000, CONTEXT)
@@ -48,7 +53,7 @@ def our_measure(path: Path) -> Measure:
 
     def step(tokens: np.ndarray, start: int) -> np.ndarray:
         inputs = make_step_inputs(
-            [StepRow(tokens, start, {"full": kv})],
+            [StepRow(tokens, start, {ComponentType.FULL: kv})],
             width=len(tokens),
             max_pages=runner.max_pages,
             page_size=PAGE_SIZE,

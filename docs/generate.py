@@ -25,6 +25,9 @@ CONFIG_INTRO = """\
 
 A config is a TOML file. Keys come from the file, then from the environment
 (`UHRC_ENABLE_UNIFIED_RADIX_TREE`), then from `--set table.key=value` and the flags; the later wins.
+The RFC's name, `SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE`, does the same; where both are set and
+differ, the first counts and a warning says so. Where a file names a model and no component, the
+model picks the components, and flags change their tables.
 Misspelt keys are refused. `uhrc check FILE` lists every problem with its key, `uhrc schema` prints
 the JSON Schema that this page is made from.
 """

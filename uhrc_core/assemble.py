@@ -22,11 +22,12 @@ from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.kinds import ComponentType
-from uhrc_core.registry.specs import ComponentContext, HiCacheSpec
+from uhrc_core.pools import PagedIndexAllocator
+from uhrc_core.registry.specs import HiCacheSpec
 
 
 def build_kv_cache(
-    config: Config | ResolvedConfig, device_pools: Mapping[str, Any] | None = None
+    config: Config | ResolvedConfig, device_pools: Mapping[ComponentType, Any] | None = None
 ) -> BasePrefixCache:
     """The prefix cache a configuration describes: the unified tree, or with it off a plain cache.
 
@@ -70,15 +71,18 @@ def make_components(resolved: ResolvedConfig) -> list[TreeComponent]:
     Raises:
         PluginError: a plugin's factory raised or made something else.
     """
-    components: list[TreeComponent] = []
-    for part in resolved.components:  # FULL is the first
-        full = components[0].allocator if components else None
-        components.append(_make_component(part, replace(part.context, full_allocator=full)))
-    return components
+    full = None
+    made: list[TreeComponent] = []
+    for part in resolved.components:  # FULL first
+        component = _make_component(part, full)
+        made.append(component)
+        if component.kind is ComponentType.FULL:
+            full = component.allocator
+    return made
 
 
-def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:
-    """Allocate the pool of every component, by component name. Imports jax.
+def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[ComponentType, Any]:
+    """Allocate the pool of every component, by its kind. Imports jax.
 
     Args:
         options: passed on to each ``make_device_pool``, e.g. ``mesh``.
@@ -93,7 +97,7 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[str, Any
             "resolve"
         )
     return {
-        part.spec.name: call_factory(
+        part.spec.kind: call_factory(
             part.key,
             "make_device_pool",
             Any,
@@ -111,13 +115,13 @@ def _attach_host_tier(
     cache: UnifiedRadixCache,
     spec: HiCacheSpec,
     resolved: ResolvedConfig,
-    device_pools: Mapping[str, Any],
+    device_pools: Mapping[ComponentType, Any],
 ) -> None:
     components = {
         part.spec.kind: HiCacheComponent(
             component.allocator.capacity,
             part.pool.bytes_per_unit if part.pool else None,
-            device_pools.get(part.spec.name),
+            device_pools.get(part.spec.kind),
         )
         for part, component in zip(resolved.components, cache.components, strict=True)
     }
@@ -133,8 +137,8 @@ def _attach_host_tier(
     cache.attach_hicache(hooks, {kind: part.bytes_per_unit for kind, part in components.items()})
 
 
-def _make_component(part: ResolvedComponent, context: ComponentContext) -> TreeComponent:
-    spec = part.spec
+def _make_component(part: ResolvedComponent, full: PagedIndexAllocator | None) -> TreeComponent:
+    spec, context = part.spec, replace(part.context, full_allocator=full)
     component: TreeComponent = call_factory(
         part.key, "make_component", TreeComponent, spec.make_component, part.params, context
     )

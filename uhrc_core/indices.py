@@ -1,4 +1,4 @@
-"""Arrays of pool indices: their type, and how a caller's are converted."""
+"""Pool indices: the type of their arrays, how a caller's are converted, numbers of whole pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ import numpy.typing as npt
 from uhrc_core.errors import InvalidIndexError
 
 IndexArray = npt.NDArray[np.int32]
+
+
+def page_floor(num_tokens: int, page_size: int) -> int:
+    """Tokens in the whole pages that ``num_tokens`` fill."""
+    return num_tokens - num_tokens % page_size
+
+
+def page_ceil(num_tokens: int, page_size: int) -> int:
+    """Tokens in the whole pages that ``num_tokens`` need."""
+    return -(-num_tokens // page_size) * page_size
 
 
 def index_array(value: Any) -> IndexArray:

@@ -37,6 +37,15 @@ from uhrc_core.cache.params import (
     MissReason,
 )
 from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.combination import (
+    EXTRA_BUFFER,
+    PAGED,
+    REUSE,
+    TRACK_ON_PAGES,
+    UNIFIED,
+    Rule,
+    table_of,
+)
 from uhrc_core.config.config import Config
 from uhrc_core.errors import (
     CacheError,
@@ -49,7 +58,7 @@ from uhrc_core.errors import (
     StaleNodeError,
     UHRCError,
 )
-from uhrc_core.indices import IndexArray
+from uhrc_core.indices import IndexArray, page_ceil, page_floor
 from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import (
     HybridReqToTokenPool,
@@ -69,9 +78,19 @@ from uhrc_core.registry.hf_config import (
 )
 from uhrc_core.registry.hookspecs import UHRC_API, hookimpl
 from uhrc_core.registry.kernels import Kernel
-from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan
+from uhrc_core.registry.layout import (
+    FLOAT_DTYPES,
+    TPU_LANES,
+    BufferLayout,
+    FloatDtype,
+    Platform,
+    PoolLayout,
+    size_problems,
+    tpu_lanes,
+    tpu_rows,
+)
+from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan, item_bytes
 from uhrc_core.registry.recurrent import (
-    ITEM_BYTES,
     MODEL_DTYPE,
     BufferShape,
     RecurrentBackendSpec,
@@ -80,7 +99,6 @@ from uhrc_core.registry.recurrent import (
     conv_buffers,
     hybrid_layers,
 )
-from uhrc_core.registry.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES, Rule, rule
 from uhrc_core.registry.specs import (
     CliCommandSpec,
     ComponentContext,
@@ -105,15 +123,19 @@ from uhrc_core.registry.tables import (
 __all__ = [
     "EXTRA_BUFFER",
     "FIFO",
+    "FLOAT_DTYPES",
     "INDEX_MAX",
-    "ITEM_BYTES",
     "LFU",
     "LRU",
     "MODEL_DTYPE",
-    "ONE_BACKEND",
+    "PAGED",
+    "REUSE",
     "SLRU",
+    "TPU_LANES",
     "TRACK_ON_PAGES",
     "UHRC_API",
+    "UNIFIED",
+    "BufferLayout",
     "BufferPlan",
     "BufferShape",
     "CacheConfig",
@@ -133,6 +155,7 @@ __all__ = [
     "EvictParams",
     "EvictionPolicy",
     "EvictionPolicySpec",
+    "FloatDtype",
     "HiCacheComponent",
     "HiCacheContext",
     "HiCacheEvent",
@@ -162,7 +185,9 @@ __all__ = [
     "Offer",
     "PagedIndexAllocator",
     "PagedTokenToKVPoolAllocator",
+    "Platform",
     "PluginError",
+    "PoolLayout",
     "PoolPlan",
     "PositiveInt",
     "PrefetchEvent",
@@ -192,11 +217,17 @@ __all__ = [
     "full_attention_layer",
     "hookimpl",
     "hybrid_layers",
+    "item_bytes",
     "layer_types_of",
     "linear_layers_of",
     "num_layers_of",
-    "rule",
+    "page_ceil",
+    "page_floor",
     "size_of",
+    "size_problems",
+    "table_of",
     "text_config",
+    "tpu_lanes",
+    "tpu_rows",
     "window_layers_of",
 ]

@@ -12,9 +12,12 @@ from uhrc_core.assemble import build_kv_cache, make_device_pools
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import load_config, parse_config
+from uhrc_core.config.problems import Problems
 from uhrc_core.config.resolve import resolve
-from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
+from uhrc_core.config.resolved import ResolvedConfig
 from uhrc_core.errors import ConfigError
+from uhrc_core.indices import page_ceil
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
@@ -73,20 +76,21 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
     config = _with_chunk_size(config)
     resolved = resolve(config, hf_config=pretrained.config, engine_features=FEATURES)
     _check_layers(resolved, pretrained.model)
-    pools: dict[str, DevicePool] = make_device_pools(resolved)
-    table, chunk_size = config.table(EngineTable), config.scheduler.chunked_prefill_size
+    pools: dict[ComponentType, DevicePool] = make_device_pools(resolved)
+    table, cache = config.table(EngineTable), config.cache
+    chunk_size = config.scheduler.chunked_prefill_size
     assert chunk_size is not None
     runner = Runner(
         pretrained.model,
         pretrained.params,
-        {_pool_of(part): pools[part.spec.name] for part in resolved.components},
+        pools,
         step_buckets(table, chunk_size),
-        max_pages=-(-config.cache.max_context_len // config.cache.page_size),
+        max_pages=page_ceil(cache.max_context_len, cache.page_size) // cache.page_size,
     )
     limits = SchedulerLimits(
         chunk_size=chunk_size,
         prefill_rows=table.prefill_rows,
-        max_running=min(max(table.decode_rows), config.cache.max_requests),
+        max_running=min(max(table.decode_rows), cache.max_requests),
         headroom_tokens=table.headroom_tokens,
     )
     return EngineParts(runner, build_kv_cache(resolved, pools), limits, resolved)
@@ -95,25 +99,24 @@ def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:
 def _with_chunk_size(config: Config) -> Config:
     """The config with its chunk size settled, which `resolve` takes other defaults from."""
     page_size = config.cache.page_size
-    default = -(-CHUNK_SIZE // page_size) * page_size
+    default = page_ceil(CHUNK_SIZE, page_size)
     size = config.scheduler.chunked_prefill_size or default
     scheduler = config.scheduler.model_copy(update={"chunked_prefill_size": size})
     return config.model_copy(update={"scheduler": scheduler})
 
 
 def _check_suits(config: Config, pretrained: Pretrained) -> None:
-    problems: list[str] = []
-    if config.cache.dp_size != 1:
-        problems.append(
-            f"cache.dp_size = {config.cache.dp_size}: this engine runs one data-parallel rank"
+    problems, cache = Problems(), config.cache
+    if cache.dp_size != 1:
+        problems.add("cache.dp_size", "this engine runs one data-parallel rank", cache.dp_size)
+    most = pretrained.model.max_context_len
+    if cache.max_context_len > most:
+        problems.add(
+            "cache.max_context_len",
+            f"the model was made for {most} positions",
+            cache.max_context_len,
         )
-    if config.cache.max_context_len > pretrained.model.max_context_len:
-        problems.append(
-            f"cache.max_context_len = {config.cache.max_context_len}: the model was made for "
-            f"{pretrained.model.max_context_len} positions"
-        )
-    if problems:
-        raise ConfigError(problems)
+    problems.raise_any()
 
 
 def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
@@ -123,7 +126,7 @@ def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
     has. Where in the model a pool's layers are does not matter to it.
     """
     planned = Counter(
-        _layer_label(_pool_of(part), layer.shape.get("window_tokens"))
+        _layer_label(part.spec.kind, layer.shape.get("window_tokens"))
         for part in resolved.components
         for layer in part.layers
     )
@@ -137,13 +140,8 @@ def _check_layers(resolved: ResolvedConfig, model: Model) -> None:
         )
 
 
-def _layer_label(pool: str, window_tokens: int | None) -> str:
-    return pool if window_tokens is None else f"{pool} of {window_tokens} tokens"
-
-
-def _pool_of(part: ResolvedComponent) -> str:
-    """What a model calls the component's pool."""
-    return part.spec.kind.name.lower()
+def _layer_label(kind: ComponentType, window_tokens: int | None) -> str:
+    return kind.name if window_tokens is None else f"{kind.name} of {window_tokens} tokens"
 
 
 def step_buckets(table: EngineTable, chunk_size: int) -> Buckets:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from uhrc_core.registry.layout import FloatDtype
 from uhrc_core.registry.tables import ConfigPath, ConfigTable, PositiveInt
 
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -44,6 +45,6 @@ class EngineTable(ConfigTable):
         description="Tokens kept back at an admission for each running request, and for the new "
         "one, beyond those it has.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: FloatDtype = Field(
         default="float32", description="Of the weights; the KV pool has its own setting."
     )

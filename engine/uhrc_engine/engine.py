@@ -357,9 +357,9 @@ class Engine:
         return next(rid for i in self._rid_counter if (rid := f"request-{i}") not in self._progress)
 
 
-def _step_row(row: BatchRow, components: Sequence[str]) -> StepRow:
+def _step_row(row: BatchRow, components: Sequence[ComponentType]) -> StepRow:
     """With the pool indices of these components, which are those the model's layers read."""
-    kv_indices = {name: row.kv_indices[ComponentType[name.upper()]] for name in components}
+    kv_indices = {kind: row.kv_indices[kind] for kind in components}
     if row.slots is None:
         return StepRow(row.token_ids, row.start, kv_indices)
     return StepRow(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import numpy as np
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import (
     PADDING_INDEX,
-    RECURRENT,
     Caches,
     Model,
     Params,
@@ -98,7 +98,7 @@ class Runner:
         self,
         model: Model,
         params: Params,
-        pools: Mapping[str, DevicePool],
+        pools: Mapping[ComponentType, DevicePool],
         buckets: Buckets | None = None,
         *,
         max_pages: int,
@@ -145,14 +145,14 @@ class Runner:
 
         One at a time, so that one program serves any number. For a model with recurrent layers.
         """
-        pool = cast("StatePool", self.pools[RECURRENT])
+        pool = cast("StatePool", self.pools[ComponentType.RECURRENT])
         for source, target in pairs:
             pool.copy_slots([source], [target])
 
     def warmup(self) -> None:
         """Compiles every bucket, several at a time. Computes nothing: what is stored stays."""
-        if RECURRENT in self.pools:
-            cast("StatePool", self.pools[RECURRENT]).copy_slots([], [])
+        if ComponentType.RECURRENT in self.pools:
+            cast("StatePool", self.pools[ComponentType.RECURRENT]).copy_slots([], [])
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             list(threads.map(self.program, self.buckets.all))
 

@@ -31,7 +31,7 @@ from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.request import FinishReason, InvalidRequestError, LiveRequest, OutOfPagesError
 
 FEATURES: frozenset[str] = frozenset()
-"""What these steps do of the features in `uhrc_core.registry.rules`: nothing. No token is drafted,
+"""What these steps do of the features in `uhrc_core.combination`: nothing. No token is drafted,
 and rows of prefill and decode are never mixed."""
 
 

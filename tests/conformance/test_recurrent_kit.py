@@ -229,7 +229,7 @@ class ForgetsItsConv(RecurrentStatePool):
 
 class ConvNotCloned(Faulty):
     def make_pool(self, num_slots, dtype):
-        return ForgetsItsConv(super().make_pool(num_slots, dtype).plan)
+        return ForgetsItsConv(super().make_pool(num_slots, dtype).layout)
 
 
 class CutsOnlyAtFour(Faulty):

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from pydantic import Field
-
+from uhrc_core.combination import EXTRA_BUFFER, TRACK_ON_PAGES
 from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.plan import BufferPlan, LayerKind, PoolPlan
-from uhrc_core.registry.rules import EXTRA_BUFFER, ONE_BACKEND, TRACK_ON_PAGES
 from uhrc_core.registry.specs import ComponentContext, ComponentParams, ComponentSpec
 from uhrc_core.registry.tables import PositiveInt
 from uhrc_full.component import FullComponent
@@ -25,11 +23,15 @@ class FakeParams(ComponentParams):
     num_slots: PositiveInt | None = None
     enable_extra_buffer: bool = False
     track_interval: PositiveInt = 128
-    backends: list[str] = Field(default=["kda"])
+    backend: str | None = "kda"
 
     @property
     def num_units(self) -> int | None:
         return self.num_slots
+
+    @property
+    def backend_name(self) -> str | None:
+        return self.backend
 
     def with_num_units(self, num_units: int, page_size: int) -> Self:
         return self.model_copy(update={"num_slots": num_units})
@@ -41,7 +43,6 @@ class FakeParams(ComponentParams):
         holds = {
             EXTRA_BUFFER: self.enable_extra_buffer,
             TRACK_ON_PAGES: self.track_interval % page_size == 0,
-            ONE_BACKEND: len(self.backends) == 1,
         }
         return frozenset(name for name, true in holds.items() if true)
 
@@ -61,16 +62,13 @@ def _make_pool(params: FakeParams, context: ComponentContext, layers: Sequence[L
     return f"pool of {params.num_slots}"
 
 
-_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
-
-
 def fake_spec(name: str, kind: str = "FULL", **changes: object) -> ComponentSpec:
     """A valid spec, or one with some fields changed."""
     spec = ComponentSpec(
         kind=ComponentType[kind],
         name=name,
         params_model=FakeParams,
-        eviction_priority=_PRIORITY[ComponentType[kind]],
+        eviction_priority=ComponentType[kind].eviction_priority,
         make_component=_make,
         plan_pool=_plan,
         make_device_pool=_make_pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,11 +19,24 @@ from uhrc_core import (
     parse_config,
     resolve,
 )
+from uhrc_core.assemble import make_components
 from uhrc_core.baseline import ChunkCache, RadixCache
+from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.eviction import FIFO, LFU, LRU, SLRU, Priority
+from uhrc_core.combination import (
+    EXTRA_BUFFER,
+    ONE_BACKEND,
+    PAGED,
+    REUSE,
+    TRACK_ON_PAGES,
+    UNIFIED,
+    table_of,
+)
+from uhrc_core.config.resolved import ResolvedComponent
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.kinds import ComponentType
-from uhrc_core.pools import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from uhrc_core.pools import PagedIndexAllocator, PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from uhrc_core.registry.specs import ComponentContext
 
 #: 2 layers, 2 KV heads of 32 values: K and V of one token are 2 * 2 * 2 * 32 * 4 = 1024 bytes.
 LLAMA = {
@@ -33,6 +47,7 @@ LLAMA = {
     "hidden_size": 256,
 }
 BYTES_PER_TOKEN = 1024
+RECURRENT = table_of(ComponentType.RECURRENT)
 
 HYBRID = """
 from uhrc_core.registry.plan import LayerKind
@@ -108,6 +123,23 @@ def test_a_cache_is_built_as_configured() -> None:
     assert [cache.available_size(ComponentType.FULL, rank) for rank in (0, 1)] == [4096, 4096]
 
 
+def test_full_is_made_first_and_the_others_are_given_its_allocator() -> None:
+    seen: list[PagedIndexAllocator | None] = []
+
+    def watched(part: ResolvedComponent) -> ResolvedComponent:
+        def make(params: Any, context: ComponentContext) -> TreeComponent:
+            seen.append(context.full_allocator)
+            return part.spec.make_component(params, context)
+
+        return replace(part, spec=replace(part.spec, make_component=make))
+
+    resolved = resolve(config(components=recurrent()))
+    parts = tuple(map(watched, resolved.components))
+    full, state = make_components(replace(resolved, components=parts))
+    assert seen[0] is None and seen[1] is full.allocator
+    assert (full.eviction_priority, state.eviction_priority) == (2, 0)
+
+
 def test_page_size_one_takes_the_token_allocator() -> None:
     (full,) = build_kv_cache(config(cache={"page_size": 1})).components
     assert isinstance(full.allocator, TokenToKVPoolAllocator)
@@ -163,7 +195,7 @@ def test_the_plain_cache_holds_full_alone(site: FakeSite) -> None:
     both = {"full": {"num_tokens": 4096}, "state": {"num_slots": 4, "enable_extra_buffer": True}}
     source = config(components=both, cache={"enable_unified_radix_tree": False})
     (problem,) = problems(source)
-    assert problem.startswith("with prefix_reuse + recurrent, unified_tree is required: the plain ")
+    assert problem.startswith(f"with {RECURRENT} + {REUSE}, {UNIFIED} is required: the plain trees")
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -207,8 +239,10 @@ def test_a_hybrid_model_picks_both_of_its_components(
     site.install("uhrc-state", {"state": "state_module"}, HYBRID)
     monkeypatch.setenv("UHRC_PLUGINS", "full,state")
     found = problems(config(components={}), hf_config={"model_type": "hybrid"})
-    assert found[0].startswith("with paged + prefix_reuse + recurrent, extra_buffer is required: ")
-    assert len(found) == 1
+    assert [line.partition(":")[0] for line in found] == [
+        f"with {RECURRENT} + {REUSE} + {PAGED}, {EXTRA_BUFFER} is required",
+        "components.state.backend = 'kda'",  # UHRC_PLUGINS leaves it out
+    ]
 
 
 def test_a_model_that_no_plugin_knows_says_what_was_seen_and_who_was_asked(site: FakeSite) -> None:
@@ -257,6 +291,52 @@ def test_a_model_with_a_size_that_is_none_names_it(tmp_path: Path) -> None:
     assert problem.startswith(f"model.hf_config = '{file}': cannot be read as JSON: ")
 
 
+KDA = Path(__file__).parents[2] / "configs" / "hybrid" / "kda" / "config.json"
+
+
+def flagged(model: Path, *overrides: str) -> Config:
+    """A config that names a model and no component, with these flags on the command line."""
+    tables = {
+        "cache": {"enable_unified_radix_tree": True, "page_size": 16, "max_context_len": 1024},
+        "model": {"hf_config": str(model)},
+        "memory": {"hbm_bytes": 2**30},
+    }
+    return parse_config(tables, overrides, environ={})
+
+
+def test_flags_change_the_tables_that_the_model_picks() -> None:
+    source = flagged(KDA, "components.recurrent.enable_extra_buffer=true")
+    found = resolve(source).config
+    assert list(found.components) == ["full", "recurrent"]
+    assert found.components["recurrent"].model_dump()["enable_extra_buffer"] is True
+    assert found.components["recurrent"].backend_name == "kda"
+    alone = flagged(KDA, "components.full.num_tokens=2048")
+    assert problems(alone)[0].endswith("or cache.page_size = 1") and len(problems(alone)) == 1
+
+
+def test_a_flag_for_a_component_that_the_model_has_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    source = flagged(tmp_path / "config.json", "components.recurrent.enable_extra_buffer=true")
+    assert problems(source) == (
+        "components.recurrent: the model has no RECURRENT layer; set nothing of it",
+    )
+
+
+def test_a_table_that_the_model_does_not_need_is_not_settled() -> None:
+    three = {"full": {"num_tokens": 4096}, "swa": {}, "recurrent": {"enable_extra_buffer": True}}
+    assert problems(config(components=three), hf_config=json.loads(KDA.read_text())) == (
+        "components.swa: the model has no SWA layer; remove the table",
+    )
+
+
+def test_without_a_model_the_flags_are_all_there_is() -> None:
+    source = parse_config({}, ["components.recurrent.enable_extra_buffer=true"], environ={})
+    assert problems(source) == ("components: none named; add one, or set model.hf_config",)
+    tables = {"cache": {"max_context_len": 16}}
+    source = parse_config(tables, ["components.full.num_tokens=64"], environ={})
+    assert [part.key for part in resolve(source).components] == ["components.full"]
+
+
 def recurrent(**changes: Any) -> dict[str, Any]:
     table = {"backend": "kda", "enable_extra_buffer": True, "num_slots": 20}
     return {"full": {"num_tokens": 4096}, "recurrent": {**table, **changes}}
@@ -303,8 +383,28 @@ def test_the_sizes_of_attention_layers_are_needed_where_there_are_some(site: Fak
 )
 def test_a_track_interval_off_the_pages_is_named(table: dict[str, Any], shown: str) -> None:
     source = config(components=recurrent(**table), scheduler={"chunked_prefill_size": 250})
-    assert problems(source)[0] == (
-        f"components.recurrent.{shown}: not whole pages of cache.page_size = 16; set a multiple"
+    assert problems(source) == (
+        f"components.recurrent.{shown}: not whole pages of cache.page_size = 16; set a multiple",
+    )
+
+
+def test_a_table_that_does_not_settle_is_not_judged_by_the_matrix() -> None:
+    """Neither the backend nor the interval that `settled` would have found is missed then."""
+    table = {"enable_extra_buffer": True, "track_interval": 250}
+    source = config(components={"full": {"num_tokens": 4096}, "recurrent": table})
+    (problem,) = problems(source, hf_config=json.loads(KDA.read_text()))
+    assert problem.startswith("components.recurrent.track_interval = 250: ")
+    table = {"enable_extra_buffer": True, "backend": "x"}
+    source = config(components={"full": {"num_tokens": 4096}, "recurrent": table})
+    assert problems(source, hf_config=json.loads(KDA.read_text())) == (
+        "components.recurrent.backend = 'x': the model's layers are kda",
+    )
+
+
+def test_a_missing_table_is_one_problem() -> None:
+    source = config(components={"recurrent": {"num_slots": 20, "enable_extra_buffer": True}})
+    assert problems(source, hf_config=json.loads(KDA.read_text())) == (
+        "components: the model has FULL layers; add a table for them, such as [components.full]",
     )
 
 
@@ -331,13 +431,13 @@ def test_two_components_of_one_kind_exclude_each_other(site: FakeSite) -> None:
 
 def test_all_matrix_violations_come_at_once(site: FakeSite) -> None:
     site.install("uhrc-state", {"state": "state_module"}, HYBRID)
-    state = {"num_slots": 4, "track_interval": 100, "backends": ["kda", "gdn"]}
+    state = {"num_slots": 4, "track_interval": 100, "backend": None}
     found = problems(config(components={"state": state}))
     assert [line.split(":")[0] for line in found] == [
-        "always, full is required",
-        "with paged + prefix_reuse + recurrent, extra_buffer is required",
-        "with prefix_reuse + recurrent, track_interval_on_pages is required",
-        "with recurrent, one_recurrent_backend is required",
+        "always, [components.full] is required",
+        f"with {RECURRENT} + {REUSE} + {PAGED}, {EXTRA_BUFFER} is required",
+        f"with {RECURRENT} + {REUSE}, {TRACK_ON_PAGES} is required",
+        f"with {RECURRENT}, {ONE_BACKEND} is required",
     ]
 
 
@@ -348,7 +448,7 @@ def test_what_the_engine_does_is_judged_too(site: FakeSite) -> None:
     assert [part.spec.name for part in resolve(source).components] == ["full", "state"]
     (problem,) = problems(source, engine_features=["speculative_decoding"])
     assert problem.startswith(
-        "with extra_buffer + prefix_reuse, speculative_decoding is not possible: "
+        f"with {REUSE} + {EXTRA_BUFFER}, speculative_decoding is not possible: "
     )
 
 
@@ -427,10 +527,10 @@ def test_a_pool_too_small_for_one_request_is_refused() -> None:
     )
 
 
-def test_a_pool_smaller_than_a_page_and_off_the_page_grid() -> None:
-    found = problems(config(components={"full": {"num_tokens": 15}}))
-    assert found[0] == (
-        "components.full.num_tokens = 15: not whole pages of cache.page_size = 16; 16 would be"
+def test_a_pool_off_the_page_grid_says_the_next_smaller_one_unless_that_is_too_small() -> None:
+    assert problems(config(components={"full": {"num_tokens": 15}})) == (
+        "components.full.num_tokens = 15: one request of cache.max_context_len = 1024 tokens needs "
+        "1024; raise it, or lower cache.max_context_len",
     )
     found = problems(config(components={"full": {"num_tokens": 4100}}))
     assert found == (
@@ -613,11 +713,11 @@ def test_a_table_whose_validator_breaks_is_a_plugin_error(site: FakeSite) -> Non
 
 def test_device_pools_have_the_bytes_that_were_planned() -> None:
     resolved = resolve(config(), hf_config=LLAMA)
-    pool = make_device_pools(resolved)["full"]
+    pool = make_device_pools(resolved)[ComponentType.FULL]
     (full,) = resolved.components
     assert full.pool is not None
-    assert pool.plan.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN
-    assert [spec.shape for spec in pool.plan.buffers] == [b.shape for b in full.pool.buffers]
+    assert pool.layout.total_bytes == full.pool.num_bytes == 4096 * BYTES_PER_TOKEN
+    assert [spec.shape for spec in pool.layout.buffers] == [b.shape for b in full.pool.buffers]
 
 
 def test_device_pools_need_a_model() -> None:

@@ -115,12 +115,45 @@ def test_a_flag_wins_over_the_file(file: Path) -> None:
 
 
 def test_the_recurrent_flags_set_keys_of_the_recurrent_table(file: Path) -> None:
+    file.write_text(FILE.partition("[model]")[0])
     result = uhrc(
         "check", file, "--enable-recurrent-extra-buffer", "--recurrent-track-interval", 250
     )
     assert result.exit_code == 1
-    assert "set components.recurrent.track_interval to a positive multiple" in result.stderr
-    assert "enable_extra_buffer = true" not in result.stderr
+    assert result.stderr == (
+        "error: components.recurrent.track_interval = 250: not whole pages of cache.page_size = "
+        "16; set a multiple\n"
+    )
+
+
+MODEL_ONLY = FILE.replace("[components.full]\nnum_tokens = 4096\n", "")
+
+
+def test_flags_change_what_the_model_picks(file: Path) -> None:
+    model = Path(__file__).parents[2] / "configs" / "hybrid" / "gdn" / "config.json"
+    text = MODEL_ONLY.replace("config.json", str(model)) + "[memory]\nhbm_bytes = 1_000_000_000\n"
+    file.write_text(text)
+    result = uhrc("check", file, "--enable-recurrent-extra-buffer")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "ok: UnifiedRadixCache, page_size 16, components full, recurrent\n",
+    )
+    result = uhrc("check", file)
+    assert result.stderr.startswith("error: with [components.recurrent] + ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_where_the_environment_contradicts_itself_it_is_said(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UHRC_ENABLE_UNIFIED_RADIX_TREE", "0")
+    monkeypatch.setenv("SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE", "1")
+    result = uhrc("check", file)
+    assert result.stdout == "ok: RadixCache, page_size 16, components full\n"
+    assert result.stderr == (
+        "warning: UHRC_ENABLE_UNIFIED_RADIX_TREE = '0' counts, not "
+        "SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE = '1'; unset one of them\n"
+    )
 
 
 # -- describe ----------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.core.fake_plugins import FakeSite
-from uhrc_core import Config, load_config, parse_config
+from uhrc_core import Config, load_config, parse_config, resolve
 from uhrc_core.config.schema import config_schema
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.registry.catalog import installed_plugins
@@ -263,8 +264,25 @@ def test_an_impossible_combination_is_reported_even_if_its_plugins_are_missing()
     found = problems(tables, UHRC_PLUGINS="full,recurrent")
     assert [line.split(":")[0] for line in found] == [
         "components.swa",
-        "with swa, recurrent is not possible",
+        "with [components.swa], [components.recurrent] is not possible",
     ]
+
+
+def test_a_missing_plugin_may_be_the_one_that_brings_full() -> None:
+    with pytest.raises(PluginError) as caught:
+        parse({"components": {"fulll": {}}})
+    assert str(caught.value).startswith("components.fulll: plugin 'fulll' is not installed")
+    assert problems({"components": {"swa": {"x": 1}}})[1].startswith(
+        "always, [components.full] is required"
+    )
+
+
+def test_full_under_another_name_is_full(site: FakeSite) -> None:
+    source = "@hookimpl\ndef uhrc_component_specs():\n    return [fake_spec('mine')]\n"
+    site.install("uhrc-mine", {"mine": "mine_module"}, source)
+    assert problems({"components": {"mine": {"num_slots": 0}}}) == (
+        "components.mine.num_slots = 0: input should be greater than or equal to 1",
+    )
 
 
 def test_a_plugin_adds_a_table_of_its_own(site: FakeSite, tmp_path: Path) -> None:
@@ -387,6 +405,34 @@ def test_an_environment_value_that_is_no_switch() -> None:
     assert problems({}, UHRC_ENABLE_UNIFIED_RADIX_TREE="perhaps") == (
         "environment: UHRC_ENABLE_UNIFIED_RADIX_TREE = 'perhaps': must be 1 or 0",
     )
+
+
+OURS, RFCS = "UHRC_ENABLE_UNIFIED_RADIX_TREE", "SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE"
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_name_that_the_rfc_gives_the_switch_is_known_too(value: str) -> None:
+    file = {"cache": {"enable_unified_radix_tree": value == "0"}}
+    assert parse(file, env={RFCS: value}).cache.enable_unified_radix_tree is (value == "1")
+    assert parse(file, env={RFCS: value, OURS: value}).cache.enable_unified_radix_tree is (
+        value == "1"
+    )
+    assert problems({}, **{RFCS: "perhaps"}) == (
+        f"environment: {RFCS} = 'perhaps': must be 1 or 0",
+    )
+
+
+def test_where_both_names_of_the_switch_differ_ours_counts_and_it_is_said() -> None:
+    with pytest.warns(UserWarning) as caught:
+        config = parse({}, env={OURS: "1", RFCS: "0"})
+    assert config.cache.enable_unified_radix_tree is True
+    (warning,) = caught
+    assert str(warning.message) == f"{OURS} = '1' counts, not {RFCS} = '0'; unset one of them"
+
+
+@pytest.mark.parametrize("function", [parse_config, load_config, resolve, installed_plugins])
+def test_no_signature_shows_the_process_environment(function: Callable[..., Any]) -> None:
+    assert inspect.signature(function).parameters["environ"].default is None
 
 
 # -- schema ------------------------------------------------------------------------------------

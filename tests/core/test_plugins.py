@@ -204,8 +204,8 @@ BROKEN = {
     ),
     "eviction priority": (
         declares("uhrc_component_specs", "[fake_spec('bad', 'SWA', eviction_priority=2)]"),
-        "uhrc-bad 0.3.1 (bad_module): component 'bad' has eviction_priority 2, but SWA needs 1 "
-        "(FULL 2 > SWA 1 > RECURRENT 0)",
+        "uhrc-bad 0.3.1 (bad_module): component 'bad': SWA has eviction_priority 2: must be 1 "
+        "(RECURRENT 0 < SWA 1 < FULL 2)",
     ),
     "params model": (
         declares("uhrc_component_specs", "[fake_spec('bad', params_model=NoOptions)]"),
@@ -252,7 +252,7 @@ WRONG_FIELDS = {
     "ConfigTableSpec('bad', BaseModel)": "table_model = <class 'pydantic.main.BaseModel'>: input",
     "CliCommandSpec('bad', None)": "function = None: input should be callable",
     "CliCommandSpec(5, print)": "name = 5: input should be a valid string",
-    "Rule('x', None)": "when = None: input should be a valid frozenset",
+    "Rule.model_construct(because='x', when=None)": "when = None: input should be a valid ",
     "RecurrentBackendSpec('bad', NoOptions, print, print, 0)": "kernel_chunk = 0: input should be ",
 }
 
@@ -262,7 +262,7 @@ HOOK_OF = {
     "EvictionPolicySpec": "uhrc_eviction_policies",
     "ConfigTableSpec": "uhrc_config_tables",
     "CliCommandSpec": "uhrc_cli_commands",
-    "Rule": "uhrc_combination_rules",
+    "Rule.model_construct": "uhrc_combination_rules",
     "RecurrentBackendSpec": "uhrc_recurrent_backends",
 }
 

@@ -11,7 +11,7 @@ CORE = Path(__file__).parents[2] / "uhrc_core"
 #: From the ground up: a room imports from itself and from those before it.
 ROOMS = (
     ("errors", "kinds"),
-    ("indices", "arguments", "boundary"),
+    ("indices", "arguments", "boundary", "combination"),
     ("pools",),
     ("cache",),
     ("baseline", "scheduling"),

@@ -75,6 +75,7 @@ def test_shape_aware_weighs_prefill_and_decode_tokens() -> None:
     [
         (33, 0, 1),  # 33 apart: the load decides, against the cache
         (32, 0, 0),  # 32 apart is not more than 32
+        (30, 10, 0),  # 20 apart: that they are 40 together is nothing to go by
         (100 - 1, 50, 1),
     ],
 )

@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.oracle import hybrid
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
 from uhrc_engine.weights import Pretrained, load_pretrained
-from uhrc_full.layout import plan_pool as plan_full
+from uhrc_full.layout import lay_out as lay_out_full
 from uhrc_full.pool import KVPool
-from uhrc_recurrent.layout import plan_pool as plan_recurrent
+from uhrc_recurrent.layout import lay_out as lay_out_recurrent
 from uhrc_recurrent.pool import RecurrentStatePool
 
+FULL, RECURRENT = ComponentType.FULL, ComponentType.RECURRENT
 PAGE_SIZE, MAX_PAGES, POOL_TOKENS, SLOTS = 16, 20, 1024, 8
 
 
@@ -34,16 +36,16 @@ class Sequencer:
         self, loaded: Pretrained, buckets: Buckets | None = None, dtype: str = "float32"
     ) -> None:
         shapes = {
-            kind: [c.shape for c in loaded.model.layer_caches if c.component == kind]
-            for kind in ("full", "recurrent")
+            kind: [c.shape for c in loaded.model.layer_caches if c.component is kind]
+            for kind in (FULL, RECURRENT)
         }
         self.full = KVPool(
-            plan_full(shapes["full"], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
+            lay_out_full(shapes[FULL], page_size=PAGE_SIZE, num_tokens=POOL_TOKENS, dtype=dtype)
         )
         self.states = RecurrentStatePool(
-            plan_recurrent(shapes["recurrent"], num_slots=SLOTS, model_dtype=dtype)
+            lay_out_recurrent(shapes[RECURRENT], num_slots=SLOTS, model_dtype=dtype)
         )
-        pools = {"full": self.full, "recurrent": self.states}
+        pools = {FULL: self.full, RECURRENT: self.states}
         self.runner = Runner(loaded.model, loaded.params, pools, buckets, max_pages=MAX_PAGES)
 
     def row(
@@ -53,7 +55,7 @@ class Sequencer:
         pages = np.arange(POOL_TOKENS // PAGE_SIZE)[sequence * MAX_PAGES :][:MAX_PAGES]
         pages = np.random.default_rng(sequence).permutation(pages)
         kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel().astype(np.int32)
-        return StepRow(ids, start, {"full": kv}, state_slot=slot, track_slot=track)
+        return StepRow(ids, start, {FULL: kv}, state_slot=slot, track_slot=track)
 
     def step(self, rows: Sequence[StepRow], width: int) -> np.ndarray:
         """float32[rows, vocab]."""

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
 from uhrc_engine.weights import Pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
+FULL, SWA = ComponentType.FULL, ComponentType.SWA
 POOL_TOKENS = 1024
 
 
@@ -35,33 +37,33 @@ class WindowSequencer:
         dtype: str = "float32",
     ) -> None:
         self.page_size, self.window = page_size, window
-        self.pools: dict[str, Any] = {
+        self.pools: dict[ComponentType, Any] = {
             kind: KVPool(
-                plan_pool(
-                    [c.shape for c in loaded.model.layer_caches if c.component == kind],
+                lay_out(
+                    [c.shape for c in loaded.model.layer_caches if c.component is kind],
                     page_size=page_size,
                     num_tokens=POOL_TOKENS,
                     dtype=dtype,
                 )
             )
-            for kind in ("full", "swa")
+            for kind in (FULL, SWA)
         }
         self.max_pages = POOL_TOKENS // 2 // page_size
         self.runner = Runner(
             loaded.model, loaded.params, self.pools, buckets, max_pages=self.max_pages
         )
-        self.indices = {kind: self._scattered(seed) for seed, kind in enumerate(("full", "swa"))}
+        self.indices = {kind: self._scattered(seed) for seed, kind in enumerate((FULL, SWA))}
 
     def feed(self, ids: np.ndarray, cuts: Sequence[int], width: int) -> np.ndarray:
         """Logits float32[chunks, vocab] after each chunk [cuts[i], cuts[i + 1]) of ids."""
         logits: list[np.ndarray] = []
         for start, end in pairwise(cuts):
             first_seen = max(start + 1 - self.window, 0)
-            self._poison("swa", first_seen, start)
-            self._poison("full", 0, start)
-            swa = self.indices["swa"].copy()
+            self._poison(SWA, first_seen, start)
+            self._poison(FULL, 0, start)
+            swa = self.indices[SWA].copy()
             swa[:first_seen] = -1
-            places = {"full": self.indices["full"], "swa": swa}
+            places = {FULL: self.indices[FULL], SWA: swa}
             own = {kind: places[kind] for kind in self.runner.model.paged_components}
             row = StepRow(ids[start:end], start, own)
             inputs = make_step_inputs(
@@ -76,7 +78,7 @@ class WindowSequencer:
         indices = pages[:, None] * self.page_size + np.arange(self.page_size)
         return indices.ravel().astype(np.int32)
 
-    def _poison(self, kind: str, first: int, stop: int) -> None:
+    def _poison(self, kind: ComponentType, first: int, stop: int) -> None:
         """NaN into every token of the pool but the sequence's `[first, stop)`."""
         is_kept = np.zeros(POOL_TOKENS, bool)
         is_kept[self.indices[kind][first:stop]] = True

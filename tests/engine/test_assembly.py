@@ -80,9 +80,9 @@ def test_what_the_steps_do_is_judged_with_the_config(
 @pytest.mark.parametrize(
     ("change", "planned"),
     [
-        ({"sliding_window": 32}, r"'full': 2, 'swa of 32 tokens': 2"),
-        ({"layer_types": ["sliding_attention"] * 4}, r"'swa of 33 tokens': 4"),
-        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, r"'swa of 33 tokens': 1"),
+        ({"sliding_window": 32}, r"'FULL': 2, 'SWA of 32 tokens': 2"),
+        ({"layer_types": ["sliding_attention"] * 4}, r"'SWA of 33 tokens': 4"),
+        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, r"'SWA of 33 tokens': 1"),
     ],
 )
 def test_a_plan_of_other_windows_than_the_models_is_refused(
@@ -98,5 +98,5 @@ def test_a_plan_of_other_windows_than_the_models_is_refused(
         }
     )
     assert build_parts(loaded, config)
-    with pytest.raises(ConfigError, match=planned + r".*, the model has .*'swa of 33 tokens': 2"):
+    with pytest.raises(ConfigError, match=planned + r".*, the model has .*'SWA of 33 tokens': 2"):
         build_parts(replace(loaded, config=loaded.config | change), config)

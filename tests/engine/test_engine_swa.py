@@ -113,8 +113,8 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Completion]:
 
 def test_a_model_with_windows_alone_has_an_empty_full_pool(parts: EngineParts) -> None:
     components = {cache.component for cache in parts.runner.model.layer_caches}
-    assert (parts.runner.pools["full"].buffers == ()) == (components == {"swa"})
-    assert len(parts.runner.pools["swa"].buffers) > 0
+    assert (parts.runner.pools[ComponentType.FULL].buffers == ()) == (components == {SWA})
+    assert len(parts.runner.pools[SWA].buffers) > 0
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, CHUNK, CHUNK + 1, 207, 320])
@@ -173,7 +173,7 @@ def test_what_the_pool_has_freed_is_never_read(parts: EngineParts, engine: Engin
     prompts = [tokens(300, 5), tokens(140, 6)]
     prompts.append(prompts[0][:200] + tokens(30, 7))
     none = [one(Engine(parts.without_reuse()), prompt, 70).token_ids for prompt in prompts]
-    pool: Any = parts.runner.pools["swa"]
+    pool: Any = parts.runner.pools[SWA]
     allocator: Any = engine.cache.components[1].allocator
     for i, prompt in enumerate(prompts):
         engine.add_request(Request(prompt, 70, rid=str(i)))
@@ -237,7 +237,7 @@ def test_layers_that_the_cache_plans_otherwise_are_refused(pretrained: Pretraine
     plain = {key: value for key, value in pretrained.config.items() if key != "layer_types"}
     misread = replace(pretrained, config=plain | {"sliding_window": None})
     tables = config() | {"components": {"full": {"num_tokens": 4096}}}
-    with pytest.raises(ConfigError, match=r"plugins plan layers \{'full': 2\}, the model has"):
+    with pytest.raises(ConfigError, match=r"plugins plan layers \{'FULL': 2\}, the model has"):
         build_parts(misread, parse_config(tables))
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from tests.oracle import tiny
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.weights import load_pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "tiny_models.npz")
@@ -31,9 +32,11 @@ def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     loaded = load_pretrained(tiny.write_checkpoint(folder, request.param))
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=POOL_TOKENS))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=POOL_TOKENS))
     buckets = Buckets(prefill=(Bucket(1, 192),), decode_rows=(2,))
-    runner = Runner(loaded.model, loaded.params, {"full": pool}, buckets, max_pages=MAX_PAGES)
+    runner = Runner(
+        loaded.model, loaded.params, {ComponentType.FULL: pool}, buckets, max_pages=MAX_PAGES
+    )
     return request.param, runner
 
 
@@ -43,7 +46,7 @@ def feed(runner: Runner, ids: np.ndarray, cuts: tuple[int, ...], width: int = 19
     kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1).astype(np.int32)
     logits = []
     for start, end in pairwise(cuts):
-        row = StepRow(ids[start:end], start, {"full": kv})
+        row = StepRow(ids[start:end], start, {ComponentType.FULL: kv})
         inputs = make_step_inputs([row], width=width, max_pages=MAX_PAGES, page_size=PAGE_SIZE)
         logits.append(np.asarray(runner.step(inputs))[0])
     return np.stack(logits)

@@ -129,7 +129,7 @@ def test_the_pools_are_updated_in_place(sequencer, bucket):
     """Every byte of both pools is aliased, no array is copied, and the pointers stay."""
     program = sequencer.runner.program(bucket)
     pools = (sequencer.full, sequencer.states)
-    assert program.memory_analysis().alias_size_in_bytes == sum(p.plan.total_bytes for p in pools)
+    assert program.memory_analysis().alias_size_in_bytes == sum(p.layout.total_bytes for p in pools)
     shapes = {
         f"f32[{','.join(map(str, a.shape))}]" for p in pools for a in jax.tree.leaves(p.buffers)
     }

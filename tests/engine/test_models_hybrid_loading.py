@@ -147,7 +147,7 @@ def test_the_cache_plans_the_layers_that_the_model_runs(name):
     config = hybrid.CONFIGS[name]
     caches = model_from_config(config).layer_caches
     planned = hybrid_layers(config, BUILTIN_BACKENDS)
-    assert [cache.component == "recurrent" for cache in caches] == [
+    assert [cache.component is ComponentType.RECURRENT for cache in caches] == [
         hybrid.is_linear(config, i) for i in range(config["num_hidden_layers"])
     ]
     specs = {spec.name: spec for spec in BUILTIN_BACKENDS}

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from tests.oracle import smollm2_prompts as golden
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner
 from uhrc_engine.sampling import SamplingParams, sample
 from uhrc_engine.tokenizer import Tokenizer
 from uhrc_engine.weights import load_pretrained
 from uhrc_engine.weights.smollm2 import fetch_smollm2
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
 GOLDENS = np.load(Path(__file__).parents[1] / "oracle" / "goldens" / "smollm2.npz")
@@ -38,9 +39,11 @@ def answers(path):
     loaded = load_pretrained(path)
     context = MAX_PAGES * PAGE_SIZE
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=PAGE_SIZE, num_tokens=COUNT * context))
+    pool = KVPool(lay_out(shapes, page_size=PAGE_SIZE, num_tokens=COUNT * context))
     buckets = Buckets(prefill=(Bucket(1, CHUNK),), decode_rows=(COUNT,))
-    runner = Runner(loaded.model, loaded.params, {"full": pool}, buckets, max_pages=MAX_PAGES)
+    runner = Runner(
+        loaded.model, loaded.params, {ComponentType.FULL: pool}, buckets, max_pages=MAX_PAGES
+    )
 
     def step(rows, width):
         return runner.step(
@@ -53,12 +56,13 @@ def answers(path):
     for i, prompt in enumerate(prompts):
         for start in range(0, len(prompt), CHUNK):
             first[i] = step(
-                [StepRow(prompt[start : start + CHUNK], start, {"full": kv[i]})], CHUNK
+                [StepRow(prompt[start : start + CHUNK], start, {ComponentType.FULL: kv[i]})], CHUNK
             )[0]
     tokens = [first.argmax(axis=-1)]
     for new in range(golden.NEW_TOKENS - 1):
         rows = [
-            StepRow([tokens[-1][i]], len(prompts[i]) + new, {"full": kv[i]}) for i in range(COUNT)
+            StepRow([tokens[-1][i]], len(prompts[i]) + new, {ComponentType.FULL: kv[i]})
+            for i in range(COUNT)
         ]
         tokens.append(sample(step(rows, 1), [SamplingParams()] * COUNT, [0] * COUNT))
     return first, np.stack(tokens, axis=1)

@@ -57,7 +57,7 @@ def test_the_cache_plans_the_layers_that_the_model_runs(name):
     planned = window_layers(config) or full_layers(config)
     assert planned is not None
     assert [cache.component for cache in model.layer_caches] == [
-        layer.component.name.lower() for layer in planned
+        layer.component for layer in planned
     ]
     for cache, attention, layer in zip(model.layer_caches, model.attention, planned, strict=True):
         assert cache.shape.kv_heads == layer.shape["num_kv_heads"]

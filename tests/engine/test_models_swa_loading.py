@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.engine.swa_runner import WindowSequencer
 from tests.oracle import swa
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models import model_from_config, mxfp4
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.models.errors import UnexpectedTensorError, UnsupportedModelError
@@ -89,8 +90,8 @@ def test_gemma_3_with_what_its_published_configs_leave_out():
     assert (model.attention[0].head_dim, model.attention[0].scale) == (256, 1 / 16)
     assert (model.vocab_size, model.tied, model.max_context_len) == (262_208, True, 131_072)
     wavelengths = {kind: 1 / rope.inv_freq[-1] for kind, rope in model.ropes.items()}
-    assert wavelengths["full"] == pytest.approx(8 * 1_000_000 ** (254 / 256), rel=1e-5)
-    assert wavelengths["swa"] == pytest.approx(10_000 ** (254 / 256), rel=1e-5)
+    assert wavelengths[ComponentType.FULL] == pytest.approx(8 * 1_000_000 ** (254 / 256), rel=1e-5)
+    assert wavelengths[ComponentType.SWA] == pytest.approx(10_000 ** (254 / 256), rel=1e-5)
 
 
 def test_the_published_gpt_oss_config_and_the_one_transformers_writes_are_one_model():

@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 
 from tests.oracle import tiny
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import PADDING_INDEX, StepInputs, StepRow, make_step_inputs
 from uhrc_engine.runner import Bucket, Buckets, Runner, pad_inputs
 from uhrc_engine.weights import load_pretrained
-from uhrc_full.layout import plan_pool
+from uhrc_full.layout import lay_out
 from uhrc_full.pool import KVPool
 
+FULL, SWA = ComponentType.FULL, ComponentType.SWA
 BUCKETS = Buckets(prefill=(Bucket(1, 64), Bucket(1, 128), Bucket(3, 64)), decode_rows=(1, 4))
 CASES = [(1, "llama"), (16, "llama"), (128, "llama"), (16, "deepseek")]
 MODELS = {"llama": "llama_gqa_untied", "deepseek": "deepseek_v2_lite"}
 CONTEXT, POOL_TOKENS = 512, 2048
 IDS = np.random.default_rng(0).integers(0, 64, CONTEXT).astype(np.int32)
 OTHER_IDS = IDS[::-1]
-NINE = {"full": np.arange(9)}
+NINE = {FULL: np.arange(9)}
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +51,19 @@ def llama16(runners):
 
 def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
     shapes = [layer.shape for layer in loaded.model.layer_caches]
-    pool = KVPool(plan_pool(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
+    pool = KVPool(lay_out(shapes, page_size=page_size, num_tokens=POOL_TOKENS))
     max_pages = max_pages or CONTEXT // page_size
-    runner = Runner(loaded.model, loaded.params, {"full": pool}, BUCKETS, max_pages=max_pages)
+    runner = Runner(loaded.model, loaded.params, {FULL: pool}, BUCKETS, max_pages=max_pages)
     runner.page_size = page_size  # for this file's helpers
     return runner
 
 
-def place(page_size: int, seed: int) -> dict[str, np.ndarray]:
+def place(page_size: int, seed: int) -> dict[ComponentType, np.ndarray]:
     """Pool indices of a sequence over scattered pages; different seeds share no page."""
     pages = np.arange(POOL_TOKENS // page_size).reshape(-1, CONTEXT // page_size)[seed]
     pages = np.random.default_rng(seed).permutation(pages)
     indices = (pages[:, None] * page_size + np.arange(page_size)).ravel().astype(np.int32)
-    return {"full": indices}
+    return {FULL: indices}
 
 
 def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
@@ -72,7 +74,7 @@ def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
 
 
 def prefill(
-    runner: Runner, kv: dict[str, np.ndarray], cuts: tuple[int, ...], width: int = 64
+    runner: Runner, kv: dict[ComponentType, np.ndarray], cuts: tuple[int, ...], width: int = 64
 ) -> np.ndarray:
     """Logits after the last chunk of IDS cut at `cuts`."""
     for start, end in pairwise(cuts):
@@ -141,12 +143,12 @@ def test_decode_continues_a_prefill(runners, case):
 
 def test_only_the_new_tokens_are_written(llama16):
     runner = llama16
-    pool = runner.pools["full"]
+    pool = runner.pools[FULL]
     pool.replace(jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), pool.buffers))
     kv = place(16, 0)
     prefill(runner, kv, (0, 37))
     step(runner, [StepRow(IDS[37:38], 37, kv), StepRow(IDS[:1], 0, place(16, 1))], 1)
-    written = {*kv["full"][:38].tolist(), int(place(16, 1)["full"][0])}
+    written = {*kv[FULL][:38].tolist(), int(place(16, 1)[FULL][0])}
     for arrays in pool.read(np.arange(POOL_TOKENS)):
         for array in arrays:
             filled = ~np.isnan(array).any(axis=(1, 2))
@@ -156,9 +158,9 @@ def test_only_the_new_tokens_are_written(llama16):
 def test_warmup_compiles_everything_and_writes_nothing(loaded):
     runner = make_runner(loaded["llama"], 16)
     runner.buckets = Buckets(prefill=(Bucket(1, 64),), decode_rows=(1, 4))
-    buffers = runner.pools["full"].buffers
+    buffers = runner.pools[FULL].buffers
     runner.warmup()
-    assert runner.pools["full"].buffers is buffers
+    assert runner.pools[FULL].buffers is buffers
     assert not any(np.asarray(a).any() for a in jax.tree.leaves(buffers))
     del buffers
     assert runner.compile_count == 3
@@ -172,10 +174,10 @@ def test_warmup_compiles_everything_and_writes_nothing(loaded):
 def test_the_pools_are_updated_in_place(llama16, bucket):
     """Every pool byte is aliased, no temporary is as large as one layer's pool, pointers stay."""
     runner = llama16
-    pool = runner.pools["full"]
+    pool = runner.pools[FULL]
     memory = runner.program(bucket).memory_analysis()
-    layer_bytes = pool.plan.layers[0][0].num_bytes
-    assert memory.alias_size_in_bytes == pool.plan.total_bytes
+    layer_bytes = pool.layout.layers[0][0].num_bytes
+    assert memory.alias_size_in_bytes == pool.layout.total_bytes
     copies = [
         line
         for line in runner.program(bucket).as_text().splitlines()
@@ -217,9 +219,15 @@ def test_a_prefill_bucket_below_64_token_rows_is_refused():
     [
         (StepRow([], 0, NINE), "row 0 has 0 new tokens; this step takes 1 to 4"),
         (StepRow([1] * 5, 0, NINE), "row 0 has 5 new tokens"),
-        (StepRow([1] * 4, 4, {"full": [4]}), r"row 0 has 1 kv_indices \(full\) for 8 tokens"),
+        (
+            StepRow([1] * 4, 4, {FULL: [4]}),
+            r"row 0: 1 kv_indices \(FULL\) for 8 tokens",
+        ),
         (StepRow([1], 8, NINE), "row 0 needs 3 pages; the page table holds 2"),
-        (StepRow([1], 1, {"swa": [-1, -1]}), "row 0 has a new token without a place in the swa"),
+        (
+            StepRow([1], 1, {SWA: [-1, -1]}),
+            "row 0: a new token has no place in the SWA",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row, message):
@@ -228,36 +236,39 @@ def test_rows_that_do_not_fit_are_refused(row, message):
 
 
 def test_padding_rows_and_columns_write_no_token_and_no_state():
-    rows = [StepRow([7, 8], 0, {"full": np.arange(2)}, state_slot=3, track_slot=5)]
+    rows = [StepRow([7, 8], 0, {FULL: np.arange(2)}, state_slot=3, track_slot=5)]
     inputs = make_step_inputs(rows, width=2, max_pages=1, page_size=4)
     padded = pad_inputs(inputs, Bucket(3, 4), max_pages=2)
     np.testing.assert_array_equal(padded.state_slots, [3, PADDING_INDEX, PADDING_INDEX])
     np.testing.assert_array_equal(padded.track_slots, [5, PADDING_INDEX, PADDING_INDEX])
     nowhere = [PADDING_INDEX] * 4
     np.testing.assert_array_equal(
-        padded.places["full"].write_indices,
+        padded.places[FULL].write_indices,
         [[0, 1, PADDING_INDEX, PADDING_INDEX], nowhere, nowhere],
     )
     assert (padded.kv_lens.tolist(), padded.q_lens.tolist()) == ([2, 0, 0], [2, 0, 0])
 
 
 def test_step_inputs_describe_the_rows():
-    kv = {"full": np.array([8, 9, 10, 11, 4, 5], np.int32)}
+    kv = {FULL: np.array([8, 9, 10, 11, 4, 5], np.int32)}
     inputs = make_step_inputs([StepRow([7, 8], 4, kv)], width=3, max_pages=3, page_size=4)
     assert isinstance(inputs, StepInputs)
     np.testing.assert_array_equal(inputs.token_ids, [[7, 8, 0]])
     np.testing.assert_array_equal(inputs.positions, [[4, 5, 0]])
     np.testing.assert_array_equal(
-        inputs.places["full"].write_indices, [[4, 5, np.iinfo(np.int32).max]]
+        inputs.places[FULL].write_indices, [[4, 5, np.iinfo(np.int32).max]]
     )
-    np.testing.assert_array_equal(inputs.places["full"].page_table, [[2, 1, 0]])
+    np.testing.assert_array_equal(inputs.places[FULL].page_table, [[2, 1, 0]])
     assert (inputs.kv_lens.tolist(), inputs.q_lens.tolist()) == ([6], [2])
 
 
 def test_pages_that_have_left_the_window_are_entry_0_and_the_others_stay():
-    """Tokens 0 to 4 have no place in the swa pool any more; token 5 keeps page 1 alive."""
-    kv = {"full": np.arange(11), "swa": np.array([-1] * 5 + [41, 42, 43, 12, 13, 14])}
+    """Tokens 0 to 4 have no place in the SWA pool any more; token 5 keeps page 1 alive."""
+    kv = {
+        FULL: np.arange(11),
+        SWA: np.array([-1] * 5 + [41, 42, 43, 12, 13, 14]),
+    }
     places = make_step_inputs([StepRow([7, 8], 9, kv)], width=2, max_pages=4, page_size=4).places
-    np.testing.assert_array_equal(places["full"].page_table, [[0, 1, 2, 0]])
-    np.testing.assert_array_equal(places["swa"].page_table, [[0, 10, 3, 0]])
-    np.testing.assert_array_equal(places["swa"].write_indices, [[13, 14]])
+    np.testing.assert_array_equal(places[FULL].page_table, [[0, 1, 2, 0]])
+    np.testing.assert_array_equal(places[SWA].page_table, [[0, 10, 3, 0]])
+    np.testing.assert_array_equal(places[SWA].write_indices, [[13, 14]])

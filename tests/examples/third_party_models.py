@@ -78,7 +78,7 @@ def test_the_cache_plans_the_layers_that_the_model_runs(name: str) -> None:
     assert planned is not None
     caches = model_from_config(config).layer_caches
     for i, (cache, layer) in enumerate(zip(caches, planned, strict=True)):
-        assert (cache.component == "recurrent") == mamba2.is_mamba(config, i)
+        assert (cache.component is ComponentType.RECURRENT) == mamba2.is_mamba(config, i)
         if layer.component is ComponentType.RECURRENT:
             assert cache.shape == MAMBA2.state_layout(Mamba2Params(**layer.shape))
         else:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from uhrc_full.layout import GQAShape, MLAShape, plan_pool
+from uhrc_full.layout import GQAShape, MLAShape, lay_out
 from uhrc_full.pool import KVPool
 
 GQA, MLA = GQAShape(2, 32), MLAShape(24, 8)
@@ -32,7 +32,7 @@ class PagedRows:
         firsts = np.maximum(self.kv_lens - self.q_lens + 1 - window, 0)
         ends = -(-self.kv_lens // page_size)
         num_pages = ends.sum() + SPARE_PAGES
-        plan = plan_pool(
+        plan = lay_out(
             [gqa, MLA], page_size=page_size, num_tokens=num_pages * page_size, platform=platform
         )
         self.pool = KVPool(plan)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uhrc_core.errors import ConfigError
-from uhrc_full.layout import GQAShape, LaneLayout, MLAShape, RowLayout, plan_pool
+from uhrc_full.layout import GQAShape, LaneLayout, MLAShape, RowLayout, lay_out
 
 
 def test_layout_needs_no_jax():
@@ -18,22 +18,22 @@ def test_layout_needs_no_jax():
 
 
 def test_gqa_plan_on_cpu_is_the_logical_shape():
-    plan = plan_pool([GQAShape(3, 64)] * 30, page_size=16, num_tokens=4096)
+    plan = lay_out([GQAShape(3, 64)] * 30, page_size=16, num_tokens=4096)
     assert [spec.shape for spec in plan.layers[0]] == [(256, 16, 3, 64)] * 2
     assert [spec.name for spec in plan.layers[29]] == ["k", "v"]
-    assert plan.bytes_per_token == 30 * 2 * 3 * 64 * 4
-    assert plan.total_bytes == 4096 * plan.bytes_per_token
+    assert plan.bytes_per_unit == 30 * 2 * 3 * 64 * 4
+    assert plan.total_bytes == 4096 * plan.bytes_per_unit
 
 
 def test_mla_plan_has_one_latent_buffer_a_layer():
-    plan = plan_pool([MLAShape(512, 64)] * 2, page_size=128, num_tokens=1024, dtype="bfloat16")
+    plan = lay_out([MLAShape(512, 64)] * 2, page_size=128, num_tokens=1024, dtype="bfloat16")
     assert [spec.shape for spec in plan.buffers] == [(8, 128, 576)] * 2
-    assert plan.bytes_per_token == 2 * 576 * 2
+    assert plan.bytes_per_unit == 2 * 576 * 2
 
 
 def test_dp_ranks_multiply_the_tokens():
-    plan = plan_pool([GQAShape(1, 8)], page_size=4, num_tokens=12, dp_size=3)
-    assert (plan.num_tokens, plan.num_pages) == (36, 9)
+    plan = lay_out([GQAShape(1, 8)], page_size=4, num_tokens=12, dp_size=3)
+    assert (plan.num_units, plan.num_pages) == (36, 9)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_latents_are_padded_to_whole_lanes_on_tpu():
 
 def test_every_problem_of_a_plan_is_reported_at_once():
     with pytest.raises(ConfigError) as error:
-        plan_pool([GQAShape(1, 8)], page_size=0, num_tokens=-4, dtype="int8")
+        lay_out([GQAShape(1, 8)], page_size=0, num_tokens=-4, dtype="int8")
     assert error.value.problems == (
         "page_size = 0: must be a positive integer",
         "num_tokens = -4: must be a positive integer",
@@ -83,4 +83,4 @@ def test_every_problem_of_a_plan_is_reported_at_once():
 
 def test_tokens_must_fill_whole_pages():
     with pytest.raises(ConfigError, match="num_tokens = 100 is not a multiple of page_size = 16"):
-        plan_pool([GQAShape(1, 8)], page_size=16, num_tokens=100)
+        lay_out([GQAShape(1, 8)], page_size=16, num_tokens=100)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from uhrc_core.errors import InvalidIndexError
-from uhrc_full.layout import GQAShape, MLAShape, plan_pool
+from uhrc_full.layout import GQAShape, MLAShape, lay_out
 from uhrc_full.pool import KVPool
 
 SHAPES = [GQAShape(3, 64), MLAShape(16, 8)]
 
 
 def make_pool(platform: str = "cpu") -> KVPool:
-    return KVPool(plan_pool(SHAPES, page_size=4, num_tokens=16, platform=platform))
+    return KVPool(lay_out(SHAPES, page_size=4, num_tokens=16, platform=platform))
 
 
 def arrays(num_tokens: int):
@@ -32,7 +32,7 @@ def arrays(num_tokens: int):
 
 def test_a_fresh_pool_has_the_bytes_of_its_plan():
     pool = make_pool()
-    assert sum(a.nbytes for a in jax.tree.leaves(pool.buffers)) == pool.plan.total_bytes
+    assert sum(a.nbytes for a in jax.tree.leaves(pool.buffers)) == pool.layout.total_bytes
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
@@ -69,11 +69,11 @@ def test_pages_are_split_over_data_and_heads_over_tensor():
     code = """
 import jax, numpy as np
 from jax.sharding import Mesh
-from uhrc_full.layout import GQAShape, MLAShape, plan_pool
+from uhrc_full.layout import GQAShape, MLAShape, lay_out
 from uhrc_full.pool import KVPool
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
 shapes = [GQAShape(4, 8), GQAShape(3, 8), MLAShape(4, 4)]
-plan = plan_pool(shapes, page_size=2, num_tokens=8, dp_size=4)
+plan = lay_out(shapes, page_size=2, num_tokens=8, dp_size=4)
 pool = KVPool(plan, mesh)
 shard_shapes = [a.sharding.shard_shape(a.shape) for a in jax.tree.leaves(pool.buffers)]
 assert shard_shapes == [(4, 2, 2, 8)] * 2 + [(4, 2, 3, 8)] * 2 + [(4, 2, 8)], shard_shapes

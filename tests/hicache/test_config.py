@@ -102,7 +102,7 @@ def test_a_tier_learns_the_cache_it_is_made_for(site: FakeSite) -> None:
     raw["components"]["recurrent"] = {"backend": "kda", "num_slots": 6}
     raw["cache"]["dp_size"] = 2
     pool = object()
-    cache = build_kv_cache(parse_config(raw), {"full": pool})
+    cache = build_kv_cache(parse_config(raw), {FULL: pool})
     hooks: Any = cache.hicache.hooks
     assert hooks.params.path == "/tmp"
     context = hooks.context
@@ -134,8 +134,8 @@ def test_a_tier_that_moves_data_is_not_assembled_without_pools(site: FakeSite) -
         "{}; pass them, build_kv_cache(resolved, make_device_pools(resolved)), or leave the "
         "[hicache] table out"
     )
-    pools = {"full": PaperPool(64), "recurrent": PaperPool(6)}
-    for given, missing in (({}, "FULL, RECURRENT"), ({"full": pools["full"]}, "RECURRENT")):
+    pools = {FULL: PaperPool(64), ComponentType.RECURRENT: PaperPool(6)}
+    for given, missing in (({}, "FULL, RECURRENT"), ({FULL: pools[FULL]}, "RECURRENT")):
         with pytest.raises(ConfigError) as caught:
             build_kv_cache(parse_config(raw), given)
         assert str(caught.value) == message.format(missing)

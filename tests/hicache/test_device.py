@@ -111,10 +111,10 @@ def test_kv_and_state_come_back_bit_for_bit(name: str, dp_rank: int) -> None:
     value, slot = tokens.alloc(12, dp_rank), slots.alloc(1, dp_rank)
     assert value is not None and slot is not None
     rng = np.random.default_rng(dp_rank)
-    kv = random_like(pools["full"].read(value + 32 * dp_rank), rng)
-    state = random_like(pools["recurrent"].read(slot + 6 * dp_rank), rng)
-    pools["full"].write(value + 32 * dp_rank, kv)
-    pools["recurrent"].write(slot + 6 * dp_rank, state)
+    kv = random_like(pools[FULL].read(value + 32 * dp_rank), rng)
+    state = random_like(pools[RECURRENT].read(slot + 6 * dp_rank), rng)
+    pools[FULL].write(value + 32 * dp_rank, kv)
+    pools[RECURRENT].write(slot + 6 * dp_rank, state)
     key = RadixKey(list(range(12)), "lora", dp_rank)
     cache.insert(
         InsertParams(key=key, value=value, recurrent_value=int(slot[0]), recurrent_seqlen=12)
@@ -131,9 +131,9 @@ def test_kv_and_state_come_back_bit_for_bit(name: str, dp_rank: int) -> None:
     brought = cache.prefetch_req(req, found)
     assert cache.hicache.fault is None and brought.hit_len == 12
     assert brought.device_indices.tolist() != value.tolist()
-    assert_same_bits(pools["full"].read(brought.device_indices + 32 * dp_rank), kv)
+    assert_same_bits(pools[FULL].read(brought.device_indices + 32 * dp_rank), kv)
     assert brought.recurrent_cow_src is not None and brought.recurrent_cow_src != slot[0]
-    assert_same_bits(pools["recurrent"].read([brought.recurrent_cow_src + 6 * dp_rank]), state)
+    assert_same_bits(pools[RECURRENT].read([brought.recurrent_cow_src + 6 * dp_rank]), state)
     held = {FULL: [[], []], RECURRENT: [[], []]}
     for kind, indices in zip((FULL, RECURRENT), others, strict=True):
         assert indices is not None

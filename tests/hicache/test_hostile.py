@@ -20,7 +20,6 @@ from uhrc_core.cache.host_tier import (
     HostQuery,
     PrefetchEvent,
 )
-from uhrc_core.cache.lifecycle import EVICT_FIELD
 from uhrc_core.cache.params import EvictParams, MatchResult
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.config.loading import parse_config
@@ -187,7 +186,7 @@ class Callers:
 
     def evict(self) -> None:
         kind = self.rng.choice(self.cache.components).kind
-        self.cache.evict(EvictParams(**{EVICT_FIELD[kind]: self.rng.choice((1, 10**6))}))
+        self.cache.evict(EvictParams(**{kind.evict_field: self.rng.choice((1, 10**6))}))
 
 
 @pytest.mark.parametrize("components", TABLES)

@@ -8,7 +8,7 @@ import pytest
 
 from uhrc_core.errors import ConfigError
 from uhrc_recurrent.backends import GDN, GLA, KDA
-from uhrc_recurrent.layout import CellLayout, plan_pool
+from uhrc_recurrent.layout import CellLayout, lay_out
 
 KDA_STATE = KDA.state_layout(KDA.params_model(num_heads=2, head_dim=128, conv_kernel=4))
 
@@ -47,25 +47,25 @@ def test_other_platforms_store_the_logical_shape(logical, platform):
 
 
 def test_plan_counts_slots_over_ranks_and_bytes_over_layers():
-    plan = plan_pool([KDA_STATE] * 3, num_slots=4, dp_size=2, model_dtype="bfloat16")
+    plan = lay_out([KDA_STATE] * 3, num_slots=4, dp_size=2, model_dtype="bfloat16")
     state = 3 * (2 * 128 * 128 * 4 + 3 * 3 * 256 * 2)
-    assert (plan.num_slots, plan.total_slots) == (4, 8)
-    assert plan.bytes_per_slot == state == 3 * KDA_STATE.bytes_per_slot("bfloat16")
+    assert (plan.num_slots, plan.num_units) == (4, 8)
+    assert plan.bytes_per_unit == state == 3 * KDA_STATE.bytes_per_slot("bfloat16")
     assert plan.total_bytes == 8 * state
     assert [b.name for b in plan.layers[0]] == ["temporal", "conv_q", "conv_k", "conv_v"]
     assert plan.buffers[0].shape == (8, 2, 128, 128)
 
 
 def test_tpu_plan_counts_the_padding():
-    cpu, tpu = (plan_pool([KDA_STATE], num_slots=1, platform=p) for p in ("cpu", "tpu"))
-    assert tpu.bytes_per_slot - cpu.bytes_per_slot == 3 * 256 * 4  # one more row in each conv
+    cpu, tpu = (lay_out([KDA_STATE], num_slots=1, platform=p) for p in ("cpu", "tpu"))
+    assert tpu.bytes_per_unit - cpu.bytes_per_unit == 3 * 256 * 4  # one more row in each conv
 
 
 @pytest.mark.parametrize(
     ("platform", "stored"), [("cpu", "uint16"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
 )
 def test_bfloat16_is_stored_as_bits_on_a_cpu_alone(platform, stored):
-    plan = plan_pool([KDA_STATE], num_slots=1, model_dtype="bfloat16", platform=platform)
+    plan = lay_out([KDA_STATE], num_slots=1, model_dtype="bfloat16", platform=platform)
     temporal, *convs = plan.layers[0]
     assert (temporal.dtype, temporal.stored_dtype) == ("float32", "float32")
     assert {(c.dtype, c.stored_dtype) for c in convs} == {("bfloat16", stored)}
@@ -84,14 +84,14 @@ def test_asymmetric_heads_and_no_conv():
         )
     )
     gla = GLA.state_layout(GLA.params_model(num_heads=3, head_dim=8))
-    plan = plan_pool([gdn, gla], num_slots=5)
+    plan = lay_out([gdn, gla], num_slots=5)
     assert [b.shape for b in plan.layers[0]] == [(5, 6, 8, 16), (5, 2, 16), (5, 2, 16), (5, 2, 96)]
     assert [b.shape for b in plan.layers[1]] == [(5, 3, 8, 8)]
 
 
 def test_every_problem_of_a_plan_is_reported():
     with pytest.raises(ConfigError) as error:
-        plan_pool([], num_slots=0, dp_size=-1, model_dtype="int8")
+        lay_out([], num_slots=0, dp_size=-1, model_dtype="int8")
     assert error.value.problems == (
         "num_slots = 0: must be a positive integer",
         "dp_size = -1: must be a positive integer",

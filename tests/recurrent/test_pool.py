@@ -16,7 +16,7 @@ import pytest
 from uhrc_core.errors import InvalidIndexError
 from uhrc_recurrent.backends import GDN, KDA
 from uhrc_recurrent.kernels.slot_copy import copy_slots
-from uhrc_recurrent.layout import plan_pool
+from uhrc_recurrent.layout import lay_out
 from uhrc_recurrent.pool import LayerState, RecurrentStatePool
 
 KDA_STATE = KDA.state_layout(KDA.params_model(num_heads=2, head_dim=8, conv_kernel=4))
@@ -30,7 +30,7 @@ SLOTS = 6
 
 
 def make_pool(platform="cpu", dtype="float32", fill=None, dp_size=1):
-    plan = plan_pool(STATES, num_slots=SLOTS, dp_size=dp_size, model_dtype=dtype, platform=platform)
+    plan = lay_out(STATES, num_slots=SLOTS, dp_size=dp_size, model_dtype=dtype, platform=platform)
     pool = RecurrentStatePool(plan)
     if fill is not None:
         pool.replace(jax.tree.map(lambda a: jnp.full_like(a, fill), pool.buffers))
@@ -142,7 +142,7 @@ def test_padded_rows_start_from_a_fresh_state():
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_copy_and_step_update_the_pool_where_it_lies(platform):
     """From XLA's memory analysis: the pool is aliased and no temporary is of a pool's size."""
-    plan = plan_pool(STATES, num_slots=512, platform=platform)
+    plan = lay_out(STATES, num_slots=512, platform=platform)
     pool = RecurrentStatePool(plan)
     src, dst = jnp.full(64, -1), jnp.full(64, -1)
 
@@ -160,10 +160,10 @@ def test_copy_and_step_update_the_pool_where_it_lies(platform):
     for compiled, states_held in ((copy, 2), (stepped.compile(), 3 * rows)):
         memory = compiled.memory_analysis()
         assert memory.alias_size_in_bytes >= plan.total_bytes
-        assert memory.temp_size_in_bytes <= states_held * plan.bytes_per_slot + 4096
+        assert memory.temp_size_in_bytes <= states_held * plan.bytes_per_unit + 4096
     moved = copy.cost_analysis()["bytes accessed"]
     # A clone reads a state and writes it; XLA counts the row in between too, and the slot lists.
-    assert 2 * plan.bytes_per_slot <= moved <= 4 * plan.bytes_per_slot + 8192
+    assert 2 * plan.bytes_per_unit <= moved <= 4 * plan.bytes_per_unit + 8192
     pointers = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(pool.buffers)]
     pool.copy_slots([1, 2], [3, 4])
     assert [a.unsafe_buffer_pointer() for a in jax.tree.leaves(pool.buffers)] == pointers
@@ -202,11 +202,11 @@ def test_sharded_over_data_and_tensor_on_eight_devices():
     import jax, numpy as np
     from jax.sharding import Mesh
     from tests.recurrent.test_pool import KDA_STATE, STATES, SLOTS, random_states
-    from uhrc_recurrent.layout import plan_pool
+    from uhrc_recurrent.layout import lay_out
     from uhrc_recurrent.pool import RecurrentStatePool
 
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
-    plan = plan_pool([KDA_STATE] * 2, num_slots=3, dp_size=4)
+    plan = lay_out([KDA_STATE] * 2, num_slots=3, dp_size=4)
     pool = RecurrentStatePool(plan, mesh)
     temporal, conv = pool.buffers[0].arrays[:2]
     print(temporal.sharding.shard_shape(temporal.shape), conv.sharding.shard_shape(conv.shape))

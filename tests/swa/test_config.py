@@ -107,7 +107,7 @@ def test_without_a_chunk_size_a_forward_may_add_a_whole_prompt() -> None:
     [
         ({}, None, "components.swa.window_tokens: not set"),
         ({"window_tokens": 99}, MISTRAL, "window_tokens = 99: the model's is 100"),
-        ({"num_tokens": 100}, MISTRAL, "num_tokens = 100: not whole pages"),
+        ({"num_tokens": 1000}, MISTRAL, "num_tokens = 1000: not whole pages"),
         ({"num_tokens": 304}, MISTRAL, "one request of cache.max_context_len = 1024 tokens needs"),
         ({"window_tokens": 0}, None, "window_tokens"),
         ({"extend_tokens": 63}, MISTRAL, "extend_tokens = 63: a forward adds up to scheduler."),
@@ -167,7 +167,7 @@ def test_in_a_model_of_window_layers_alone_full_keeps_indices_and_no_memory() ->
     assert (full.params.num_units, len(full.layers), len(swa.layers)) == (10 * 1024, 0, 4)
     assert full.pool is not None and full.pool.num_bytes == 0
     pools = make_device_pools(found)
-    assert (len(pools["full"].buffers), len(pools["swa"].buffers)) == (0, 4)
+    assert (len(pools[ComponentType.FULL].buffers), len(pools[ComponentType.SWA].buffers)) == (0, 4)
     with pytest.raises(ConfigError, match=r"model\.hf_config: not set"):
         components = {"full": {"num_tokens": 65536}, "swa": {"window_tokens": 100}}
         make_device_pools(resolved(None, components=components))

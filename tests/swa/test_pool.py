@@ -10,7 +10,7 @@ import pytest
 
 from tests.full.paged_rows import normal
 from uhrc_full.kernels.attention import paged_attention
-from uhrc_full.layout import GQAShape, plan_pool
+from uhrc_full.layout import GQAShape, lay_out
 from uhrc_full.pool import KVPool
 from uhrc_swa.kernels.window_attention import window_attention
 
@@ -21,9 +21,7 @@ FULL_TOKENS, SWA_TOKENS = 4096, 1024
 def pool_pair(platform: str) -> dict[str, KVPool]:
     sizes = {"full": FULL_TOKENS, "swa": SWA_TOKENS}
     return {
-        name: KVPool(
-            plan_pool([SHAPE] * 2, page_size=PAGE_SIZE, num_tokens=size, platform=platform)
-        )
+        name: KVPool(lay_out([SHAPE] * 2, page_size=PAGE_SIZE, num_tokens=size, platform=platform))
         for name, size in sizes.items()
     }
 
@@ -67,8 +65,8 @@ def test_a_step_writes_both_pools_in_place_when_donated(platform):
     pools = pool_pair(platform)
     buffers = {name: pool.buffers for name, pool in pools.items()}
     memory = step.lower(buffers, *inputs()).compile().memory_analysis()
-    both = sum(pool.plan.total_bytes for pool in pools.values())
-    smallest = min(spec.num_bytes for spec in pools["swa"].plan.buffers)
+    both = sum(pool.layout.total_bytes for pool in pools.values())
+    smallest = min(spec.num_bytes for spec in pools["swa"].layout.buffers)
     assert memory.alias_size_in_bytes == both
     assert memory.temp_size_in_bytes < smallest
     before = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(buffers)]
@@ -79,14 +77,14 @@ def test_a_step_writes_both_pools_in_place_when_donated(platform):
 def test_a_step_leaves_every_other_token_as_it_was():
     pools, (tables, kv_lens, tokens) = pool_pair("cpu"), inputs()
     for seed, pool in enumerate(pools.values()):
-        n, shape = pool.plan.num_tokens, (SHAPE.kv_heads, SHAPE.head_dim)
+        n, shape = pool.layout.num_units, (SHAPE.kv_heads, SHAPE.head_dim)
         layers = [tuple(normal((seed, i, j), n, *shape) for j in range(2)) for i in range(2)]
         pool.write(np.arange(n), tuple(layers))
-    before = {name: pool.read(np.arange(pool.plan.num_tokens)) for name, pool in pools.items()}
+    before = {name: pool.read(np.arange(pool.layout.num_units)) for name, pool in pools.items()}
     after, _ = step({name: pool.buffers for name, pool in pools.items()}, tables, kv_lens, tokens)
     for name, pool in pools.items():
         pool.replace(after[name])
-        now = pool.read(np.arange(pool.plan.num_tokens))
+        now = pool.read(np.arange(pool.layout.num_units))
         for was, is_now in zip(before[name], now, strict=True):
             for a, b in zip(was, is_now, strict=True):
                 changed = np.flatnonzero((a != b).any(axis=(1, 2)))

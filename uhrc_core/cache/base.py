@@ -19,6 +19,7 @@ from uhrc_core.cache.params import (
     InsertParams,
     InsertResult,
 )
+from uhrc_core.combination import check_components
 from uhrc_core.errors import InvalidParamsError, RequestError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
@@ -56,6 +57,7 @@ class BasePrefixCache(RequestLifecycle):
         if len(by_kind) < len(components) or ComponentType.FULL not in by_kind:
             kinds = [component.kind.name for component in components]
             raise InvalidParamsError(f"components: need FULL and no kind twice, got {kinds}")
+        check_components({kind: each.eviction_priority for kind, each in by_kind.items()})
         if unserved := [kind.name for kind in by_kind if kind not in self._serves]:
             raise InvalidParamsError(
                 f"{type(self).__name__} does not hold {', '.join(unserved)} data; set "

@@ -42,9 +42,6 @@ from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import ReqToTokenPool
 from uhrc_core.pools.ledger import Owner
 
-#: Which field of `EvictParams` asks for a component's units.
-EVICT_FIELD = ("num_tokens", "swa_num_tokens", "recurrent_num")
-
 
 class RequestLifecycle(ABC):
     """The request half of the base interface; `BasePrefixCache` adds the primitives."""
@@ -438,7 +435,7 @@ class RequestLifecycle(ABC):
         pools = [component.allocator for component in self.components]
         if any(n > p.available_size(dp_rank) for n, p in zip(needs, pools, strict=True)):
             amounts = {
-                EVICT_FIELD[component.kind]: need
+                component.kind.evict_field: need
                 for component, need in zip(self.components, needs, strict=True)
             }
             self.evict(EvictParams(dp_rank=dp_rank, shortfall=True, **amounts))

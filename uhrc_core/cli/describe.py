@@ -10,13 +10,6 @@ from rich.table import Table
 from uhrc_core.assemble import cache_class
 from uhrc_core.boundary import call_factory
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
-from uhrc_core.kinds import ComponentType
-
-_UNITS = {
-    ComponentType.FULL: "tokens",
-    ComponentType.SWA: "tokens",
-    ComponentType.RECURRENT: "slots",
-}
 
 
 def description(resolved: ResolvedConfig) -> dict[str, Any]:
@@ -87,7 +80,7 @@ def _component(part: ResolvedComponent) -> dict[str, Any]:
         "eviction_priority": part.spec.eviction_priority,
         "params": call_factory(part.key, "model_dump", dict, part.params.model_dump, mode="json"),
         "num_units": part.params.num_units,
-        "unit": _UNITS[part.spec.kind],
+        "unit": part.spec.kind.unit,
         "num_layers": None if part.pool is None else len(part.layers),
         "pool_bytes": pool.num_bytes // dp_size if pool else None,
         "buffers": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from uhrc_core.config.config import Config
 from uhrc_core.config.loading import load_config
 from uhrc_core.errors import ConfigError, PluginError
 
@@ -49,7 +51,7 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
         overrides += arguments.pop(_SET) or []
         path: Path = arguments.pop(_FILE)
         try:
-            command(load_config(path, overrides), **arguments)
+            command(_load(path, overrides), **arguments)
         except (ConfigError, PluginError) as error:
             fail(error)
 
@@ -67,6 +69,16 @@ def fail(error: ConfigError | PluginError) -> NoReturn:
     for problem in problems:
         stderr.print(f"error: {problem}")
     raise typer.Exit(1) from error
+
+
+def _load(path: Path, overrides: list[str]) -> Config:
+    """The config; what is odd about it goes to stderr."""
+    with warnings.catch_warnings(record=True) as found:
+        config = load_config(path, overrides)
+    stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    for each in found:
+        stderr.print(f"warning: {each.message}", style="yellow")
+    return config
 
 
 def _file_argument() -> inspect.Parameter:

@@ -28,12 +28,15 @@ class Config(ConfigTable):
 
     Attributes:
         components: ``[components.<name>]``, each of its plugin's ``params_model``.
+        picked_by_model: ``components`` holds only what ``--set`` and flags say of them; which
+            there are the model decides.
         hicache: ``[hicache]``, its plugin's ``params_model``; ``None``: no host tier.
         tables: top-level tables that plugins declare.
     """
 
     cache: CacheConfig = Field(default_factory=CacheConfig)
     components: dict[str, SerializeAsAny[ComponentParams]] = Field(default_factory=dict)
+    picked_by_model: bool = False
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,16 +17,20 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from uhrc_core.boundary import plugin_code
+from uhrc_core.combination import COMPONENT_RULES, broken_rules
 from uhrc_core.config.config import Config
+from uhrc_core.config.problems import Problems
 from uhrc_core.errors import ConfigError, PluginError
+from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.catalog import PluginCatalog, installed_plugins, join_faults
 from uhrc_core.registry.policies import BUILTIN_POLICIES
 from uhrc_core.registry.registry import Registry
-from uhrc_core.registry.rules import COMPONENT_RULES, violations
 from uhrc_core.registry.specs import HiCacheParams
 from uhrc_core.registry.tables import CORE_TABLES, RESERVED_TABLES, CacheConfig, ConfigTable
 
 ENV_UNIFIED = "UHRC_ENABLE_UNIFIED_RADIX_TREE"
+ENV_UNIFIED_RFC = "SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE"
+"""The RFC's name of the same; where both are set and differ, `ENV_UNIFIED` counts."""
 _ENV_BOOLS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off", ""), False),
@@ -38,7 +43,7 @@ Table = TypeVar("Table", bound=BaseModel)
 
 
 def load_config(
-    path: str | Path, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
+    path: str | Path, overrides: Iterable[str] = (), environ: Mapping[str, str] | None = None
 ) -> Config:
     """Read a TOML file; the rest as in `parse_config`, relative paths starting beside the file.
 
@@ -59,7 +64,7 @@ def parse_config(
     tables: Mapping[str, Any],
     overrides: Iterable[str] = (),
     *,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     base_dir: Path = Path(),
 ) -> Config:
     """Check tables as TOML gives them, changed by the environment and then by ``overrides``.
@@ -67,24 +72,23 @@ def parse_config(
     Imports the plugins that the tables name, and no other.
 
     Args:
-        overrides: ``"cache.page_size=256"``; the value is TOML, or else taken as a string.
+        overrides: ``"cache.page_size=256"``; the value is TOML, or else taken as a string. Those
+            of components change what the model picks where the tables name no component.
+        environ: the process environment unless given.
         base_dir: where relative paths start.
 
     Raises:
         ConfigError: with every problem found.
         PluginError: nothing else is wrong, but a plugin is missing or broken.
     """
-    problems: list[str] = []
-    raw = dict(tables)
-    _merge_env(raw, environ, problems)
-    for override in overrides:
-        _merge(raw, override, problems)
-    if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
-        raise ConfigError([*problems, *absurd])
+    environ = os.environ if environ is None else environ
+    problems = Problems()
+    raw = _merged(tables, environ, overrides, problems)
     components = _subtables(raw, problems)
+    picked_by_model = bool(components) and not tables.get("components")
     catalog = installed_plugins(environ)
     registry, faults = _load_named(raw, components, catalog, problems)
-    reader = TableReader(base_dir)
+    reader = TableReader(problems, base_dir)
     core = {
         name: reader.read(name, model, raw.get(name, {})) for name, model in CORE_TABLES.items()
     }
@@ -99,28 +103,45 @@ def parse_config(
         if name in raw
     }
     hicache = _read_hicache(raw, registry, reader)
-    problems += reader.problems
     if isinstance(cache := core["cache"], CacheConfig) and cache.eviction_policy not in faults:
-        problems += policy_options(cache, registry, catalog)[1]
-    if (problems or faults) and components:
-        # The rest of the matrix needs sound tables; `resolve` judges it.
-        clashes = violations(components, COMPONENT_RULES)
+        policy_options(cache, registry, catalog, problems)
+    if problems or faults:
+        # What can be judged without sound tables; `resolve` judges the rest.
+        clashes = _clashes(components, registry, are_all=not picked_by_model)
         if problems or clashes:
-            raise ConfigError([*problems, *map(str, faults.values()), *clashes])
-    if problems:
-        raise ConfigError([*problems, *map(str, faults.values())])
-    if faults:
+            raise ConfigError([*problems.lines, *map(str, faults.values()), *clashes])
         raise join_faults(faults.values())
     return Config.model_validate(
-        {**core, "components": params, "hicache": hicache, "tables": extra}
+        {
+            **core,
+            "components": params,
+            "picked_by_model": picked_by_model,
+            "hicache": hicache,
+            "tables": extra,
+        }
     )
 
 
-class TableReader:
-    """Turns raw tables into their models and gathers what is wrong in ``problems``."""
+def _clashes(components: Iterable[str], registry: Registry, *, are_all: bool) -> tuple[str, ...]:
+    """The rules on components that these tables break; ``are_all``: others will not join them."""
+    kinds = [
+        registry.components[name].kind
+        if name in registry.components
+        else ComponentType.of_table(name)
+        for name in components
+    ]
+    known = [kind for kind in kinds if kind is not None]
+    # What is missing may be what a plugin that is not there brings.
+    are_all = are_all and len(known) == len(kinds) > 0
+    rules = (rule for rule in COMPONENT_RULES if are_all or not rule.requires)
+    return broken_rules(known, rules=rules)
 
-    def __init__(self, base_dir: Path = Path()) -> None:
-        self.problems: list[str] = []
+
+class TableReader:
+    """Turns raw tables into their models and notes what is wrong in ``problems``."""
+
+    def __init__(self, problems: Problems, base_dir: Path = Path()) -> None:
+        self._problems = problems
         self._base_dir = base_dir
 
     def read(self, prefix: str, model: type[Table], raw: object) -> Table | None:
@@ -140,22 +161,22 @@ class TableReader:
                 subject, message = _problem(prefix, model, raw, item)
                 found.setdefault(subject, []).append(message)
             # Each member of a union has an objection of its own.
-            self.problems += [f"{key}: {', or '.join(said)}" for key, said in found.items()]
+            self._problems.add_lines(f"{key}: {', or '.join(said)}" for key, said in found.items())
             return None
 
 
 def policy_options(
-    cache: CacheConfig, registry: Registry, catalog: PluginCatalog
-) -> tuple[ConfigTable | None, tuple[str, ...]]:
-    """The options of the configured eviction policy, or the problems with it."""
+    cache: CacheConfig, registry: Registry, catalog: PluginCatalog, problems: Problems
+) -> ConfigTable | None:
+    """The options of the configured eviction policy; ``None`` after noting what is wrong."""
     spec = registry.policies.get(cache.eviction_policy)
     if spec is None:
         everything, _ = catalog.load_each(catalog.names)
         hint = suggestion(cache.eviction_policy, everything.policies)
-        return None, (f"cache.eviction_policy = {cache.eviction_policy!r}: unknown policy; {hint}",)
-    reader = TableReader()
-    options = reader.read("cache.eviction_options", spec.options_model, cache.eviction_options)
-    return options, tuple(reader.problems)
+        problems.add("cache.eviction_policy", f"unknown policy; {hint}", cache.eviction_policy)
+        return None
+    reader = TableReader(problems)
+    return reader.read("cache.eviction_options", spec.options_model, cache.eviction_options)
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
@@ -204,7 +225,7 @@ def _inside(value: object) -> dict[str | int, object]:
 
 
 def _load_named(
-    raw: RawTable, components: Iterable[str], catalog: PluginCatalog, problems: list[str]
+    raw: RawTable, components: Iterable[str], catalog: PluginCatalog, problems: Problems
 ) -> tuple[Registry, dict[str, PluginError]]:
     """Load the plugins the tables name; what cannot be loaded comes with its key."""
     wanted: list[tuple[str, str, str]] = []
@@ -213,9 +234,9 @@ def _load_named(
     for name in sorted(raw.keys() - {*RESERVED_TABLES}):
         close = get_close_matches(name, RESERVED_TABLES, n=1)
         if not isinstance(raw[name], dict):
-            problems.append(f"{name} = {raw[name]!r}: in no table; put it under one, as [cache]")
+            problems.add(name, "in no table; put it under one, as [cache]", raw[name])
         elif close and name not in catalog.names:
-            problems.append(f"{name}: unknown table; did you mean [{close[0]}]?")
+            problems.add(name, f"unknown table; did you mean [{close[0]}]?")
         else:
             wanted.append((name, "table", name))
     wanted += [(f"components.{name}", "component", name) for name in components]
@@ -226,9 +247,9 @@ def _load_named(
     for key, kind, name in wanted:
         places = _places(registry, name)
         if name not in broken and kind not in places and kind != "policy":
-            problems.append(
-                f"{key}: the plugin {name!r} brings no {kind} of that name"
-                + "".join(f"; for the {other}, write {place}" for other, place in places.items())
+            others = (f"; for the {other}, write {place}" for other, place in places.items())
+            problems.add(
+                key, f"the plugin {name!r} brings no {kind} of that name" + "".join(others)
             )
     return registry, {name: at_key(keys[name], error) for name, error in broken.items()}
 
@@ -276,30 +297,55 @@ def at_key(key: str, error: PluginError) -> PluginError:
     return located
 
 
-def _subtables(raw: RawTable, problems: list[str]) -> dict[str, object]:
+def _subtables(raw: RawTable, problems: Problems) -> dict[str, object]:
     """The tables under ``[components]``."""
     components = raw.get("components", {})
     if isinstance(components, dict):
         return cast(dict[str, object], components)
-    problems.append(f"components = {components!r}: must hold tables, as in [components.full]")
+    problems.add("components", "must hold tables, as in [components.full]", components)
     return {}
 
 
-def _merge_env(raw: RawTable, environ: Mapping[str, str], problems: list[str]) -> None:
-    value = environ.get(ENV_UNIFIED)
-    if value is None:
-        return
-    if value.lower() not in _ENV_BOOLS:
-        problems.append(f"environment: {ENV_UNIFIED} = {value!r}: must be 1 or 0")
-        return
-    _set(raw, ["cache", "enable_unified_radix_tree"], _ENV_BOOLS[value.lower()], problems)
+def _merged(
+    tables: Mapping[str, Any],
+    environ: Mapping[str, str],
+    overrides: Iterable[str],
+    problems: Problems,
+) -> RawTable:
+    """The tables as environment and overrides change them. Raises ConfigError for an absurd one."""
+    raw = dict(tables)
+    _merge_env(raw, environ, problems)
+    for override in overrides:
+        _merge(raw, override, problems)
+    if absurd := [line for name, value in raw.items() for line in _absurdities(name, value)]:
+        problems.add_lines(absurd)
+        problems.raise_any()
+    return raw
 
 
-def _merge(raw: RawTable, override: str, problems: list[str]) -> None:
+def _merge_env(raw: RawTable, environ: Mapping[str, str], problems: Problems) -> None:
+    found: dict[str, bool] = {}
+    for name in (ENV_UNIFIED_RFC, ENV_UNIFIED):
+        value = environ.get(name)
+        if value is not None and value.lower() not in _ENV_BOOLS:
+            problems.add(f"environment: {name}", "must be 1 or 0", value)
+        elif value is not None:
+            found[name] = _ENV_BOOLS[value.lower()]
+    if len(set(found.values())) > 1:
+        warnings.warn(
+            f"{ENV_UNIFIED} = {environ[ENV_UNIFIED]!r} counts, not {ENV_UNIFIED_RFC} = "
+            f"{environ[ENV_UNIFIED_RFC]!r}; unset one of them",
+            stacklevel=4,
+        )
+    for unified in found.values():  # ours last
+        _set(raw, ["cache", "enable_unified_radix_tree"], unified, problems)
+
+
+def _merge(raw: RawTable, override: str, problems: Problems) -> None:
     key, equals, value = override.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or len(path) < 2 or not all(path):
-        problems.append(f"--set {override}: must be TABLE.KEY=VALUE, as in cache.page_size=256")
+        problems.add(f"--set {override}", "must be TABLE.KEY=VALUE, as in cache.page_size=256")
         return
     _set(raw, path, _toml_value(value.strip()), problems)
 
@@ -312,12 +358,12 @@ def _toml_value(text: str) -> object:
     return parsed["value"] if len(parsed) == 1 else text
 
 
-def _set(raw: RawTable, path: list[str], value: object, problems: list[str]) -> None:
+def _set(raw: RawTable, path: list[str], value: object, problems: Problems) -> None:
     table: RawTable = raw
     for depth, name in enumerate(path[:-1], start=1):
         below = table.get(name, {})
         if not isinstance(below, dict):
-            problems.append(f"{'.'.join(path)}: {'.'.join(path[:depth])} is no table")
+            problems.add(".".join(path), f"{'.'.join(path[:depth])} is no table")
             return
         # A copy, because the tables are the caller's.
         table[name] = table = dict(cast(RawTable, below))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uhrc_core.config.config import Config
+from uhrc_core.config.problems import Problems
 from uhrc_core.errors import ConfigError
 from uhrc_core.registry.catalog import PluginCatalog
 from uhrc_core.registry.hf_config import full_attention_layer, num_layers_of, text_config
@@ -19,7 +20,7 @@ def read_model_layers(
     config: Config,
     hf_config: Mapping[str, Any] | None,
     catalog: PluginCatalog,
-    problems: list[str],
+    problems: Problems,
 ) -> tuple[tuple[LayerKind, ...], Registry]:
     """The model's layers and the registry of all sound plugins, which were asked for them.
 
@@ -35,38 +36,39 @@ def read_model_layers(
     try:
         layers = registry.layer_kinds(hf_config)
     except ConfigError as error:
-        problems += error.problems
+        problems.add_lines(error.problems)
         return (), registry
     if layers is None and config.model.full_attention:
         layers = _all_full(text_config(hf_config), problems)
     elif not layers:
         asked = ", ".join(name for name in catalog.names if name not in broken) or "none"
         broken_note = f"; broken, so not asked: {', '.join(broken)}" if broken else ""
-        problems.append(
-            f"model: no installed plugin knows model_type = {hf_config.get('model_type')!r}, "
+        problems.add(
+            "model",
+            f"no installed plugin knows model_type = {hf_config.get('model_type')!r}, "
             f"architectures = {hf_config.get('architectures')!r}; install the one that does, or if "
             f"all its layers are full attention set model.full_attention = true; asked: {asked}"
-            f"{broken_note}"
+            f"{broken_note}",
         )
     return layers or (), registry
 
 
-def _all_full(config: Mapping[str, Any], problems: list[str]) -> tuple[LayerKind, ...]:
+def _all_full(config: Mapping[str, Any], problems: Problems) -> tuple[LayerKind, ...]:
     """All layers full attention, as the operator says."""
     layer = full_attention_layer(config)
     if layer is None:
-        problems.append("model.full_attention: the sizes of the layers are not in the config")
+        problems.add("model.full_attention", "the sizes of the layers are not in the config")
         return ()
     return (layer,) * num_layers_of(config)
 
 
-def _read_json(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+def _read_json(path: Path, problems: Problems) -> Mapping[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"model.hf_config = '{path}': cannot be read as JSON: {error}")
+        problems.add("model.hf_config", f"cannot be read as JSON: {error}", str(path))
         return None
     if not isinstance(content, dict):
-        problems.append(f"model.hf_config = '{path}': holds no JSON object")
+        problems.add("model.hf_config", "holds no JSON object", str(path))
         return None
     return content  # pyright: ignore[reportUnknownVariableType]

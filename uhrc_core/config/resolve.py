@@ -6,7 +6,6 @@ that are right by themselves are found not to fit together.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,11 @@ from pydantic import InstanceOf
 
 from uhrc_core.boundary import call_factory
 from uhrc_core.cache.eviction import EvictionPolicy
+from uhrc_core.combination import PAGED, REUSE, UNIFIED, table_of
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import TableReader, at_key, policy_options, suggestion
 from uhrc_core.config.model_layers import read_model_layers
+from uhrc_core.config.problems import Problems
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
 from uhrc_core.config.sizing import PoolSizing
 from uhrc_core.errors import ConfigError
@@ -26,14 +27,13 @@ from uhrc_core.registry.plan import LayerKind
 from uhrc_core.registry.policies import BUILTIN_POLICIES
 from uhrc_core.registry.recurrent import RecurrentBackendSpec
 from uhrc_core.registry.registry import Registry
-from uhrc_core.registry.rules import PAGED, REUSE, UNIFIED, violations
 from uhrc_core.registry.specs import (
     ComponentContext,
     ComponentParams,
-    ComponentSpec,
     HiCacheSpec,
     RestOfConfig,
 )
+from uhrc_core.registry.tables import ConfigTable
 
 _REQUEST_TABLE_MAX = 2**32
 
@@ -43,7 +43,7 @@ def resolve(
     *,
     hf_config: Mapping[str, Any] | None = None,
     engine_features: Iterable[str] = (),
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> ResolvedConfig:
     """Settle every default and check that all fits together. Imports plugins, no jax.
 
@@ -51,6 +51,7 @@ def resolve(
         hf_config: the model's config.json, for a caller that has it; else ``model.hf_config``.
         engine_features: what the engine around the cache does, ``speculative_decoding`` or
             ``mixed_chunked_prefill``; the combination matrix judges them.
+        environ: the process environment unless given.
 
     Raises:
         ConfigError: with every problem found.
@@ -65,38 +66,36 @@ class _Resolver:
     def __init__(self, config: Config, catalog: PluginCatalog) -> None:
         self.config = config
         self.catalog = catalog
-        self.problems: list[str] = []
+        self.problems = Problems()
 
     def run(
         self, hf_config: Mapping[str, Any] | None, engine_features: frozenset[str]
     ) -> ResolvedConfig:
         layers, everything = read_model_layers(self.config, hf_config, self.catalog, self.problems)
-        if self.problems:  # what follows would be wrong about a model that is not known
-            raise ConfigError(self.problems)
+        self.problems.raise_any()  # what follows would be wrong about a model that is not known
         registry = self._registry(layers)
         tables = dict(self.config.components)
-        if not tables and layers:
-            tables = self._pick(layers, everything)
+        if layers and (self.config.picked_by_model or not tables):
+            tables = self._pick(layers, everything) | tables
             registry = everything
-        elif not tables and not self.problems:
-            self.problems.append("components: none named; add one, or set model.hf_config")
+        elif not tables or (self.config.picked_by_model and not self._has_full(registry)):
+            self.problems.add("components", "none named; add one, or set model.hf_config")
+            tables = {}
+        options = policy_options(self.config.cache, registry, self.catalog, self.problems)
         self._check_cache()
         host_tier = self._host_tier(registry)
+        needless, missing = self._check_kinds(tables, layers, registry)
+        tables = {name: table for name, table in tables.items() if name not in needless}
         tables = self._settled(tables, layers, registry)
-        specs = [registry.components[name] for name in tables]
-        self._check_kinds(specs, layers)
         if tables:
-            features = self._features(specs, tables) | engine_features
-            self.problems += violations(features, registry.rules)
-        parts = self._parts(tables, layers, registry)
+            self._check_combination(tables, missing, registry, engine_features)
+        parts = self._parts(tables, layers, registry, options)
         if not self.problems:
-            sizing = PoolSizing(self.config.cache, self.config.memory.hbm_bytes)
-            parts = sizing.size(parts)
-            self.problems += sizing.problems
-        if self.problems:
-            raise ConfigError(self.problems)
+            memory = self.config.memory.hbm_bytes
+            parts = PoolSizing(self.config.cache, memory, self.problems).size(parts)
+        self.problems.raise_any()
         settled = {part.spec.name: part.params for part in parts}
-        config = self.config.model_copy(update={"components": settled})
+        config = self.config.model_copy(update={"components": settled, "picked_by_model": False})
         return ResolvedConfig(config, parts, host_tier)
 
     def _registry(self, layers: Sequence[LayerKind]) -> Registry:
@@ -120,24 +119,29 @@ class _Resolver:
             raise ConfigError([f"components.{name}: no such component" for name in sorted(foreign)])
         return registry
 
+    def _has_full(self, registry: Registry) -> bool:
+        kinds = (registry.components[name].kind for name in self.config.components)
+        return ComponentType.FULL in kinds
+
     def _pick(self, layers: Sequence[LayerKind], registry: Registry) -> dict[str, ComponentParams]:
         """The components that the model's layers ask for, and FULL, with their default tables."""
-        reader = TableReader()
+        reader = TableReader(self.problems)
         picked: dict[str, ComponentParams] = {}
         for kind in sorted({ComponentType.FULL, *(layer.component for layer in layers)}):
             specs = [spec for spec in registry.components.values() if spec.kind is kind]
+            specs = [spec for spec in specs if spec.name in self.config.components] or specs
             if len(specs) != 1:
                 names = ", ".join(spec.name for spec in specs) or "none"
-                self.problems.append(
-                    f"components: the model has {kind.name} layers, and the installed components "
-                    f"of that kind are: {names}; name one as [components.<name>]"
+                self.problems.add(
+                    "components",
+                    f"the model has {kind.name} layers, and the installed components of that kind "
+                    f"are: {names}; name one as [components.<name>]",
                 )
                 continue
             name = specs[0].name
             params = reader.read(f"components.{name}", specs[0].params_model, {})
             if isinstance(params, ComponentParams):
                 picked[name] = params
-        self.problems += reader.problems
         return picked
 
     def _settled(
@@ -161,7 +165,7 @@ class _Resolver:
                     RestOfConfig(self.config.cache, self.config.scheduler, full_tokens, own),
                 )
             except ConfigError as error:
-                self.problems += [f"components.{name}.{line}" for line in error.problems]
+                self.problems.add_lines(f"components.{name}.{line}" for line in error.problems)
                 settled[name] = table
         return settled
 
@@ -170,10 +174,10 @@ class _Resolver:
         tables: Mapping[str, ComponentParams],
         layers: Sequence[LayerKind],
         registry: Registry,
+        options: ConfigTable | None,
     ) -> tuple[ResolvedComponent, ...]:
+        """The components that can be made; without ``options`` of the eviction policy, none."""
         cache = self.config.cache
-        options, problems = policy_options(cache, registry, self.catalog)
-        self.problems += problems
         if options is None:
             return ()
         policy = registry.policies[cache.eviction_policy]
@@ -188,7 +192,9 @@ class _Resolver:
                 options,
             )
             backend = self._backend(name, params, registry)
-            context = ComponentContext(cache.page_size, cache.dp_size, victim_order, backend)
+            context = ComponentContext(
+                cache.page_size, cache.dp_size, victim_order, spec.eviction_priority, backend
+            )
             own = tuple(layer for layer in layers if layer.component is spec.kind)
             parts.append(ResolvedComponent(spec, params, context, own, None))
         return tuple(sorted(parts, key=lambda part: part.spec.kind))
@@ -196,13 +202,15 @@ class _Resolver:
     def _backend(
         self, name: str, params: ComponentParams, registry: Registry
     ) -> RecurrentBackendSpec | None:
-        wanted = _backend_name(name, params)
-        if wanted is not None and wanted not in registry.backends:
+        wanted, key = _backend_name(name, params), f"components.{name}.backend"
+        if wanted is not None and wanted not in registry.backends and not self.problems.blames(key):
             everything, _ = self.catalog.load_each(self.catalog.names)
             hint = suggestion(wanted, everything.backends)
-            self.problems.append(
-                f"components.{name}.backend = {wanted!r}: no recurrent backend; {hint}; for "
-                "another, install the distribution that brings it"
+            self.problems.add(
+                key,
+                f"no recurrent backend; {hint}; for another, install the distribution that brings "
+                "it",
+                wanted,
             )
         return None if wanted is None else registry.backends.get(wanted)
 
@@ -211,77 +219,116 @@ class _Resolver:
         if params is None:
             return None
         if not (cache.enable_unified_radix_tree or cache.disable_radix_cache):
-            self.problems.append(
-                f"hicache.name = {params.name!r}: needs the unified tree; set "
-                "cache.enable_unified_radix_tree = true"
+            self.problems.add(
+                "hicache.name",
+                "needs the unified tree; set cache.enable_unified_radix_tree = true",
+                params.name,
             )
         spec = registry.host_tiers.get(params.name)
         if spec is None:
             everything, _ = self.catalog.load_each(self.catalog.names)
             hint = suggestion(params.name, everything.host_tiers)
-            self.problems.append(f"hicache.name = {params.name!r}: no host tier; {hint}")
+            self.problems.add("hicache.name", f"no host tier; {hint}", params.name)
         elif not isinstance(params, spec.params_model):
-            self.problems.append(
-                f"hicache: is a {type(params).__name__}, where {params.name!r} needs its "
-                f"{spec.params_model.__name__}"
+            self.problems.add(
+                "hicache",
+                f"is a {type(params).__name__}, where {params.name!r} needs its "
+                f"{spec.params_model.__name__}",
             )
         return spec
 
     def _check_cache(self) -> None:
-        cache = self.config.cache
+        cache, policy = self.config.cache, "cache.eviction_policy"
         plain_tree = not (cache.enable_unified_radix_tree or cache.disable_radix_cache)
-        if cache.eviction_policy != "lru" and plain_tree:
-            self.problems.append(
-                f"cache.eviction_policy = {cache.eviction_policy!r}: without the unified tree it "
-                "is lru; set lru, or cache.enable_unified_radix_tree = true"
+        if cache.eviction_policy != "lru" and plain_tree and not self.problems.blames(policy):
+            self.problems.add(
+                policy,
+                "without the unified tree it is lru; set lru, or cache.enable_unified_radix_tree = "
+                "true",
+                cache.eviction_policy,
             )
         entries = cache.max_requests * cache.max_context_len
         if entries > _REQUEST_TABLE_MAX:
-            self.problems.append(
-                f"cache.max_requests * cache.max_context_len = {entries}: the request table is "
-                f"limited to {_REQUEST_TABLE_MAX} entries of 4 bytes; lower one of them"
+            self.problems.add(
+                "cache.max_requests * cache.max_context_len",
+                f"the request table is limited to {_REQUEST_TABLE_MAX} entries of 4 bytes; lower "
+                "one of them",
+                entries,
             )
 
-    def _check_kinds(self, specs: Sequence[ComponentSpec], layers: Sequence[LayerKind]) -> None:
-        for kind in ComponentType:
-            names = [spec.name for spec in specs if spec.kind is kind]
-            if len(names) > 1:
-                self.problems.append(
-                    f"components: {' and '.join(names)} are both {kind.name}; keep one of them"
-                )
-            modelled = any(layer.component is kind for layer in layers)
-            if layers and names and not modelled and kind is not ComponentType.FULL:
-                self.problems.append(
-                    f"components.{names[0]}: the model has no {kind.name} layer; remove the table"
-                )
-            if modelled and not names and self.config.components:
-                self.problems.append(
-                    f"components: the model has {kind.name} layers; add a table for them, such as "
-                    f"[components.{kind.name.lower()}]"
-                )
+    def _check_kinds(
+        self, names: Iterable[str], layers: Sequence[LayerKind], registry: Registry
+    ) -> tuple[set[str], set[ComponentType]]:
+        """The tables that the model has no layer for, and the kinds that it lacks a table for."""
+        by_kind: dict[ComponentType, list[str]] = {kind: [] for kind in ComponentType}
+        for name in names:
+            by_kind[registry.components[name].kind].append(name)
+        modelled = {layer.component for layer in layers}
+        needless: set[str] = set()
+        missing: set[ComponentType] = set()
+        for kind, own in by_kind.items():
+            if len(own) > 1:
+                both = " and ".join(own)
+                self.problems.add("components", f"{both} are both {kind.name}; keep one of them")
+            if own and layers and kind not in modelled and kind is not ComponentType.FULL:
+                advice = "set nothing of it" if self.config.picked_by_model else "remove the table"
+                message = f"the model has no {kind.name} layer; {advice}"
+                self.problems.add(f"components.{own[0]}", message)
+                needless.update(own)
+            if kind in modelled and not own:
+                missing.add(kind)
+                # What the model could not pick is blamed already.
+                if not self.problems.blames("components"):
+                    self.problems.add(
+                        "components",
+                        f"the model has {kind.name} layers; add a table for them, such as "
+                        f"{table_of(kind)}",
+                    )
+        return needless, missing
+
+    def _check_combination(
+        self,
+        tables: Mapping[str, ComponentParams],
+        missing: set[ComponentType],
+        registry: Registry,
+        engine_features: frozenset[str],
+    ) -> None:
+        """All settings against the rules.
+
+        They judge what will be once the other problems are mended: with the tables that are
+        missing, and without what a table says which is wrong itself.
+        """
+        kinds = {name: registry.components[name].kind for name in tables}
+        unsound = {name for name in tables if self.problems.blames(f"components.{name}")}
+        features, backend = self._features([n for n in tables if n not in unsound], tables)
+        self.problems.add_lines(
+            registry.broken_rules(
+                {*kinds.values(), *missing},
+                features | engine_features,
+                backend,
+                unknown={*missing, *(kinds[name] for name in unsound)},
+            )
+        )
 
     def _features(
-        self, specs: Iterable[ComponentSpec], tables: Mapping[str, ComponentParams]
-    ) -> frozenset[str]:
+        self, names: Sequence[str], tables: Mapping[str, ComponentParams]
+    ) -> tuple[frozenset[str], str | None]:
+        """What ``[cache]`` and these tables turn on, and the recurrent backend that they name."""
         cache = self.config.cache
-        features: set[str] = set()
-        if cache.page_size > 1:
-            features.add(PAGED)
-        if cache.enable_unified_radix_tree:
-            features.add(UNIFIED)
-        if not cache.disable_radix_cache:
-            features.add(REUSE)
-        for spec in specs:
-            table = tables[spec.name]
-            own = call_factory(
-                f"components.{spec.name}",
-                "features",
-                frozenset[str],
-                table.features,
-                cache.page_size,
+        settings = {
+            PAGED: cache.page_size > 1,
+            UNIFIED: cache.enable_unified_radix_tree,
+            REUSE: not cache.disable_radix_cache,
+        }
+        features = {feature for feature, is_on in settings.items() if is_on}
+        backends: list[str | None] = []
+        for name in names:
+            key, table = f"components.{name}", tables[name]
+            features |= call_factory(
+                key, "features", frozenset[str], table.features, cache.page_size
             )
-            features |= {spec.kind.name.lower(), *own}
-        return frozenset(features)
+            backends.append(_backend_name(name, table))
+        return frozenset(features), next(filter(None, backends), None)
 
 
 def _num_units(name: str, table: ComponentParams) -> int | None:

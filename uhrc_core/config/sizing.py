@@ -12,8 +12,10 @@ from typing import Annotated
 from pydantic import Field, InstanceOf
 
 from uhrc_core.boundary import call_factory
+from uhrc_core.config.problems import Problems
 from uhrc_core.config.resolved import ResolvedComponent
 from uhrc_core.errors import ConfigError
+from uhrc_core.indices import page_ceil, page_floor
 from uhrc_core.registry.plan import PoolPlan
 from uhrc_core.registry.specs import ComponentParams
 from uhrc_core.registry.tables import INDEX_MAX, CacheConfig, PositiveInt
@@ -27,12 +29,11 @@ class PoolSizing:
     Args:
         hbm_bytes: device memory for the pools of one dp rank, if known.
 
-    Attributes:
-        problems: what `size` found wrong.
+        problems: where `size` notes what is wrong.
     """
 
-    def __init__(self, cache: CacheConfig, hbm_bytes: int | None) -> None:
-        self.problems: list[str] = []
+    def __init__(self, cache: CacheConfig, hbm_bytes: int | None, problems: Problems) -> None:
+        self._problems = problems
         self._modelled = False
         self._cache = cache
         self._hbm_bytes = hbm_bytes
@@ -50,18 +51,20 @@ class PoolSizing:
         unsized = [part for part, size in sizes if size is None]
         for part in unsized:
             if self._hbm_bytes is None or not part.layers or len(unsized) > 1:
-                self.problems.append(
-                    f"{part.key}.{part.params.size_key}: not set; set it, or set "
-                    "memory.hbm_bytes and model.hf_config to have one pool sized"
+                self._problems.add(
+                    f"{part.key}.{part.params.size_key}",
+                    "not set; set it, or set memory.hbm_bytes and model.hf_config to have one pool "
+                    "sized",
                 )
             else:
                 left = self._hbm_bytes - self._num_bytes(planned.values())
                 planned[part.spec.name] = self._filling(part, left)
         used = self._num_bytes(planned.values())
-        if self._hbm_bytes is not None and used > self._hbm_bytes and not self.problems:
-            self.problems.append(
-                f"memory.hbm_bytes = {self._hbm_bytes}: the pools of one dp rank take {used}; make "
-                "them smaller"
+        if self._hbm_bytes is not None and used > self._hbm_bytes and not self._problems:
+            self._problems.add(
+                "memory.hbm_bytes",
+                f"the pools of one dp rank take {used}; make them smaller",
+                self._hbm_bytes,
             )
         return tuple(planned[part.spec.name] for part in parts if part.spec.name in planned)
 
@@ -71,8 +74,8 @@ class PoolSizing:
         if part.layers or not self._modelled:
             return None
         cache = self._cache
-        pages = -(-cache.max_context_len // cache.page_size) * cache.max_requests
-        return min(pages, INDEX_MAX // cache.dp_size // cache.page_size) * cache.page_size
+        wanted = page_ceil(cache.max_context_len, cache.page_size) * cache.max_requests
+        return min(wanted, page_floor(INDEX_MAX // cache.dp_size, cache.page_size))
 
     def _filling(self, part: ResolvedComponent, num_bytes: int) -> ResolvedComponent:
         """The part with the largest pool that ``num_bytes`` hold on one dp rank."""
@@ -80,14 +83,15 @@ class PoolSizing:
         smallest = self._with_num_units(part, num_min)
         bytes_min = self._num_bytes([smallest])
         num_units = num_bytes * num_min // bytes_min if bytes_min else 0
-        if self.problems:
+        if self._problems:
             return part
         if num_units < num_min:
-            self.problems.append(
-                f"memory.hbm_bytes = {self._hbm_bytes}: the other pools leave {num_bytes} bytes "
-                f"for {part.key}, where one request of cache.max_context_len = "
-                f"{self._cache.max_context_len} tokens needs {bytes_min}; "
-                f"{part.params.size_advice}"
+            self._problems.add(
+                "memory.hbm_bytes",
+                f"the other pools leave {num_bytes} bytes for {part.key}, where one request of "
+                f"cache.max_context_len = {self._cache.max_context_len} tokens needs {bytes_min}; "
+                f"{part.params.size_advice}",
+                self._hbm_bytes,
             )
             return part
         return self._with_num_units(part, min(num_units, INDEX_MAX // self._cache.dp_size))
@@ -95,26 +99,31 @@ class PoolSizing:
     def _checked(self, part: ResolvedComponent, num_units: int) -> ResolvedComponent:
         """The part planned, after checking the size that its table gives."""
         cache = self._cache
-        key = f"{part.key}.{part.params.size_key} = {num_units}"
+        key = f"{part.key}.{part.params.size_key}"
         part = replace(part, params=self._resized(part, num_units))
         whole = _num_units(part)
         num_min = self._num_units_min(part)
-        if whole != num_units:
-            self.problems.append(
-                f"{key}: not whole pages of cache.page_size = {cache.page_size}; "
-                f"{whole or cache.page_size} would be"
+        if num_units >= num_min and whole != num_units:
+            self._problems.add(
+                key,
+                f"not whole pages of cache.page_size = {cache.page_size}; {whole} would be",
+                num_units,
             )
         if num_units * cache.dp_size > INDEX_MAX:
-            self.problems.append(
-                f"{key}: on cache.dp_size = {cache.dp_size} ranks, more than {INDEX_MAX} int32 "
-                "indices; lower it"
+            self._problems.add(
+                key,
+                f"on cache.dp_size = {cache.dp_size} ranks, more than {INDEX_MAX} int32 indices; "
+                "lower it",
+                num_units,
             )
         if num_units < num_min:
-            self.problems.append(
-                f"{key}: one request of cache.max_context_len = {cache.max_context_len} tokens "
-                f"needs {num_min}; {part.params.size_advice}"
+            self._problems.add(
+                key,
+                f"one request of cache.max_context_len = {cache.max_context_len} tokens needs "
+                f"{num_min}; {part.params.size_advice}",
+                num_units,
             )
-        return part if self.problems else self._planned(part)
+        return part if self._problems else self._planned(part)
 
     def _with_num_units(self, part: ResolvedComponent, num_units: int) -> ResolvedComponent:
         return self._planned(replace(part, params=self._resized(part, num_units)))
@@ -140,7 +149,7 @@ class PoolSizing:
                 part.layers,
             )
         except ConfigError as error:
-            self.problems += [f"{part.key}: {line}" for line in error.problems]
+            self._problems.add_lines(f"{part.key}: {line}" for line in error.problems)
             return part
         return replace(part, pool=pool)
 

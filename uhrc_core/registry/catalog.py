@@ -154,14 +154,16 @@ def join_faults(faults: Iterable[PluginError]) -> PluginError:
     return joined
 
 
-def installed_plugins(environ: Mapping[str, str] = os.environ) -> PluginCatalog:
+def installed_plugins(environ: Mapping[str, str] | None = None) -> PluginCatalog:
     """The catalog of this Python environment.
 
-    ``UHRC_PLUGINS=a,b`` limits it to those names; unset or empty means all.
+    ``UHRC_PLUGINS=a,b`` limits it to those names; unset or empty means all. ``environ`` is the
+    process environment unless given.
 
     Raises:
         PluginError: ``UHRC_PLUGINS`` names a plugin that is not installed.
     """
+    environ = os.environ if environ is None else environ
     entries = [_entry_of(point) for point in entry_points(group=GROUP)]
     limit = frozenset(environ.get(ENV_LIMIT, "").replace(",", " ").split())
     catalog = PluginCatalog(entries, limit or None)

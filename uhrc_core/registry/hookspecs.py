@@ -43,9 +43,9 @@ from typing import Any
 
 import pluggy
 
+from uhrc_core.combination import Rule
 from uhrc_core.registry.plan import LayerKind
 from uhrc_core.registry.recurrent import RecurrentBackendSpec
-from uhrc_core.registry.rules import Rule
 from uhrc_core.registry.specs import (
     CliCommandSpec,
     ComponentSpec,
@@ -67,7 +67,8 @@ def uhrc_component_specs() -> Sequence[ComponentSpec]:
     """Components, each configured by the table ``[components.<spec.name>]``.
 
     ``spec.params_model`` derives from `uhrc_core.plugin_api.ComponentParams`;
-    ``spec.eviction_priority`` is that of its kind: FULL 2, SWA 1, RECURRENT 0.
+    ``spec.eviction_priority`` is that of its kind: FULL 2, SWA 1, RECURRENT 0; the component gets
+    it from its context.
     """
 
 
@@ -92,7 +93,10 @@ def uhrc_layer_kinds(hf_config: Mapping[str, Any]) -> Sequence[LayerKind] | None
 
 @hookspec
 def uhrc_combination_rules() -> Sequence[Rule]:
-    """Rules added to the combination matrix while the plugin is loaded."""
+    """Rules added to the combination matrix while the plugin is loaded.
+
+    A feature is a setting as an operator writes it; a table's own are its ``features``.
+    """
 
 
 @hookspec

@@ -17,12 +17,16 @@ from pydantic import AfterValidator, Field
 from uhrc_core.kinds import ComponentType
 
 
-def _itemsize(dtype: str) -> int:
+def item_bytes(dtype: str) -> int:
+    """Bytes of one value of a dtype, by numpy's name for it or ``bfloat16``.
+
+    Raises TypeError for a name that numpy does not know.
+    """
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _known(dtype: str) -> str:
-    _itemsize(dtype)
+    item_bytes(dtype)
     return dtype
 
 
@@ -55,7 +59,7 @@ class BufferPlan:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * _itemsize(self.dtype)
+        return math.prod(self.shape) * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from uhrc_core.boundary import call_factory
 from uhrc_core.errors import ConfigError, PluginError
 from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.hf_config import LAYERS_MAX, full_attention_layer, text_config
-from uhrc_core.registry.plan import LayerKind
+from uhrc_core.registry.plan import LayerKind, item_bytes
 from uhrc_core.registry.tables import ConfigTable, PositiveInt
 
 #: Dtype of a buffer that is stored in whatever dtype the model runs in.
 MODEL_DTYPE = "model"
-ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class BufferShape:
     def num_bytes(self, model_dtype: str) -> int:
         """Logical bytes, without the padding a device may add."""
         dtype = model_dtype if self.dtype == MODEL_DTYPE else self.dtype
-        return prod(self.shape) * ITEM_BYTES[dtype]
+        return prod(self.shape) * item_bytes(dtype)
 
 
 @dataclass(frozen=True, slots=True)

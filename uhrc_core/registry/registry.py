@@ -15,13 +15,13 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from uhrc_core.boundary import mistake_in, plugin_code
+from uhrc_core.combination import CORE_RULES, Rule, broken_rules
 from uhrc_core.errors import ConfigError, PluginError, UHRCError
-from uhrc_core.kinds import ComponentType
+from uhrc_core.kinds import ComponentType, eviction_order_mistake
 from uhrc_core.registry import hookspecs
 from uhrc_core.registry.plan import LayerKind
 from uhrc_core.registry.policies import BUILTIN_POLICIES
 from uhrc_core.registry.recurrent import RecurrentBackendSpec, hybrid_layers
-from uhrc_core.registry.rules import CORE_RULES, Rule
 from uhrc_core.registry.specs import (
     CliCommandSpec,
     ComponentSpec,
@@ -30,9 +30,6 @@ from uhrc_core.registry.specs import (
     HiCacheSpec,
 )
 from uhrc_core.registry.tables import RESERVED_TABLES, ConfigTable
-
-#: On internal nodes; a leaf's is 0. Not the index of a node's data slot.
-EVICTION_PRIORITY = {ComponentType.FULL: 2, ComponentType.SWA: 1, ComponentType.RECURRENT: 0}
 
 Record = TypeVar("Record")
 Named = (
@@ -125,6 +122,25 @@ class Registry:
         self.commands |= {spec.name: spec for spec in commands}
         self.owners |= {spec.name: label for spec in commands}
         self.rules += tuple(rules)
+
+    def broken_rules(
+        self,
+        components: Iterable[ComponentType],
+        features: Iterable[str],
+        backend: str | None,
+        unknown: Iterable[ComponentType] = (),
+    ) -> tuple[str, ...]:
+        """Every rule, of the core and of plugins, that keeps these from being a `Combination`.
+
+        Rules about keys of ``unknown`` components, whose tables are not settled, are left out.
+        """
+        keys = tuple(f"components.{kind.config_name}." for kind in unknown)
+        rules = (
+            rule
+            for rule in self.rules
+            if not any(feature.startswith(keys) for feature in rule.features)
+        )
+        return broken_rules(components, features, backend, rules)
 
     @property
     def brought(self) -> list[str]:
@@ -236,12 +252,8 @@ def _check_component(label: str, spec: ComponentSpec) -> None:
             f"{label}: {spec.params_model.__name__}.size_key = {size_key!r}, which is no key of "
             f"[components.{spec.name}]; name the one that sets the pool's size"
         )
-    expected = EVICTION_PRIORITY[spec.kind]
-    if spec.eviction_priority != expected:
-        raise PluginError(
-            f"{label}: component {spec.name!r} has eviction_priority {spec.eviction_priority}, but "
-            f"{spec.kind.name} needs {expected} (FULL 2 > SWA 1 > RECURRENT 0)"
-        )
+    if mistake := eviction_order_mistake({spec.kind: spec.eviction_priority}, exact=True):
+        raise PluginError(f"{label}: component {spec.name!r}: {mistake}")
 
 
 def _check_models(label: str, models: Iterable[type[ConfigTable]]) -> None:

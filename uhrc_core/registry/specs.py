@@ -75,7 +75,7 @@ class ComponentParams(ConfigTable):
         return self
 
     def features(self, page_size: int) -> frozenset[str]:
-        """What this table turns on, for the combination matrix (see `uhrc_core.registry.rules`)."""
+        """What this table turns on, for the combination matrix (see `uhrc_core.combination`)."""
         return frozenset()
 
 
@@ -93,13 +93,16 @@ class ComponentContext:
         page_size: tokens per page.
         dp_size: data-parallel ranks; each has its own pools of the sizes in ``params``.
         policy: the eviction policy, made once per component.
+        eviction_priority: of the component's `ComponentSpec`.
         backend: for a RECURRENT component, the backend of the model's recurrent layers.
-        full_allocator: the FULL component's, which is built first; ``None`` for FULL itself.
+        full_allocator: the index space of the FULL component, which is made first; ``None`` for
+            FULL itself, and where no component is made (pools are planned before).
     """
 
     page_size: int
     dp_size: int
     policy: EvictionPolicy
+    eviction_priority: int
     backend: RecurrentBackendSpec | None = None
     full_allocator: PagedIndexAllocator | None = None
 
@@ -112,7 +115,8 @@ class ComponentSpec:
         kind: which slot of a node it fills.
         name: its table in the config, ``[components.<name>]``.
         params_model: model of that table.
-        eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0.
+        eviction_priority: on internal nodes: FULL 2 > SWA 1 > RECURRENT 0; a component gets it from
+            its context.
         make_component: control plane, no jax.
         plan_pool: buffers of the device pool that these layers need; no jax.
         make_device_pool: the pool of ``plan_pool``'s arguments: device plane, imports jax.

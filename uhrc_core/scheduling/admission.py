@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from uhrc_core.indices import page_ceil
+
 
 class TokenNeed(NamedTuple):
     """What one request has and may still want, in tokens.
@@ -32,7 +34,7 @@ class TokenNeed(NamedTuple):
     def reserve(self, headroom_tokens: int, page_size: int) -> int:
         """Tokens in whole pages that the rule keeps for this request beside what it has."""
         target = min(self.known_len + headroom_tokens, self.max_len)
-        return max(0, _page_ceil(target, page_size) - _page_ceil(self.allocated_len, page_size))
+        return max(0, page_ceil(target, page_size) - page_ceil(self.allocated_len, page_size))
 
 
 def admission_tokens(
@@ -45,7 +47,3 @@ def admission_tokens(
     """
     reserves = (need.reserve(headroom_tokens, page_size) for need in running)
     return new.reserve(headroom_tokens, page_size) + sum(reserves)
-
-
-def _page_ceil(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size) * page_size

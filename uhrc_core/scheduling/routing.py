@@ -60,38 +60,43 @@ class RankLoad:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What there is to choose from for one request.
+
+    Attributes:
+        key: the whole prompt; its dp_rank does not matter.
+        loads: of every rank.
+        open_ranks: those with room, ascending, at least one.
+        probe: may be asked for the prompt on any rank.
+    """
+
+    key: RadixKey
+    loads: Sequence[RankLoad]
+    open_ranks: Sequence[int]
+    probe: PrefixProbe
+
+    def hit_len(self, rank: int) -> int:
+        """Tokens of the prompt, its last one apart, that ``rank`` has cached in its namespace."""
+        if len(self.key) < 2:
+            return 0
+        extra_key = self.key.namespace[0]
+        return self.probe(RadixKey(self.key.tokens[:-1], extra_key, rank))
+
+
 class RoutingPolicy(ABC):
     """Chooses among the ranks with room. Ties go to the lowest rank, so every host agrees."""
 
     @abstractmethod
-    def choose(
-        self,
-        key: RadixKey,
-        loads: Sequence[RankLoad],
-        open_ranks: Sequence[int],
-        probe: PrefixProbe,
-    ) -> int:
-        """The rank for a request.
-
-        Args:
-            key: the whole prompt; its dp_rank does not matter.
-            loads: of every rank.
-            open_ranks: those with room, ascending, at least one.
-            probe: may be asked for the prompt on any rank.
-        """
+    def choose(self, choice: Choice) -> int:
+        """One of the open ranks."""
 
 
 class MinRunningQueue(RoutingPolicy):
     """The rank with the fewest requests."""
 
-    def choose(
-        self,
-        key: RadixKey,
-        loads: Sequence[RankLoad],
-        open_ranks: Sequence[int],
-        probe: PrefixProbe,
-    ) -> int:
-        return min(open_ranks, key=lambda rank: loads[rank].num_requests)
+    def choose(self, choice: Choice) -> int:
+        return min(choice.open_ranks, key=lambda rank: choice.loads[rank].num_requests)
 
 
 class RoundRobin(RoutingPolicy):
@@ -100,32 +105,21 @@ class RoundRobin(RoutingPolicy):
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(
-        self,
-        key: RadixKey,
-        loads: Sequence[RankLoad],
-        open_ranks: Sequence[int],
-        probe: PrefixProbe,
-    ) -> int:
-        self._last = min(open_ranks, key=lambda rank: (rank - self._last - 1) % len(loads))
+    def choose(self, choice: Choice) -> int:
+        num_ranks = len(choice.loads)
+        self._last = min(choice.open_ranks, key=lambda rank: (rank - self._last - 1) % num_ranks)
         return self._last
 
 
 class ShapeAware(RoutingPolicy):
     """The rank with the fewest tokens in work: to prefill and held for decode; then requests."""
 
-    def choose(
-        self,
-        key: RadixKey,
-        loads: Sequence[RankLoad],
-        open_ranks: Sequence[int],
-        probe: PrefixProbe,
-    ) -> int:
+    def choose(self, choice: Choice) -> int:
         def work(rank: int) -> tuple[int, int]:
-            load = loads[rank]
+            load = choice.loads[rank]
             return load.prefill_tokens + load.decode_tokens, load.num_requests
 
-        return min(open_ranks, key=work)
+        return min(choice.open_ranks, key=work)
 
 
 class CacheAware(RoutingPolicy):
@@ -135,22 +129,18 @@ class CacheAware(RoutingPolicy):
         self._least_loaded = MinRunningQueue()
         self._by_shape = ShapeAware()
 
-    def choose(
-        self,
-        key: RadixKey,
-        loads: Sequence[RankLoad],
-        open_ranks: Sequence[int],
-        probe: PrefixProbe,
-    ) -> int:
-        counts = [load.num_requests for load in loads]
+    def choose(self, choice: Choice) -> int:
+        counts = [load.num_requests for load in choice.loads]
         low, high = min(counts), max(counts)
         if high - low > _IMBALANCE_ABS and high * 100 > low * _IMBALANCE_REL_PERCENT:
-            return self._least_loaded.choose(key, loads, open_ranks, probe)
-        reusable_len = len(key) - 1
-        holders = [rank for rank in open_ranks if 2 * _hit_len(key, rank, probe) > reusable_len > 0]
+            return self._least_loaded.choose(choice)
+        reusable_len = len(choice.key) - 1
+        holders = [
+            rank for rank in choice.open_ranks if 2 * choice.hit_len(rank) > reusable_len > 0
+        ]
         if holders:
-            return self._least_loaded.choose(key, loads, holders, probe)
-        return self._by_shape.choose(key, loads, open_ranks, probe)
+            return self._least_loaded.choose(replace(choice, open_ranks=holders))
+        return self._by_shape.choose(choice)
 
 
 #: By the names of ``scheduler.dp_schedule_policy``.
@@ -183,15 +173,8 @@ class DpRouter:
         open_ranks = [rank for rank, load in enumerate(self._loads) if load.has_room]
         if not open_ranks:
             return None
-        rank = self._policy.choose(key, self._loads, open_ranks, self._probe)
-        uncached = len(key) - _hit_len(key, rank, self._probe)
+        choice = Choice(key, self._loads, open_ranks, self._probe)
+        rank = self._policy.choose(choice)
+        uncached = len(key) - choice.hit_len(rank)
         self._loads[rank] = self._loads[rank].with_pending(uncached)
         return rank
-
-
-def _hit_len(key: RadixKey, rank: int, probe: PrefixProbe) -> int:
-    """Tokens of the prompt, its last one apart, that ``rank`` has cached in the same namespace."""
-    if len(key) < 2:
-        return 0
-    extra_key = key.namespace[0]
-    return probe(RadixKey(key.tokens[:-1], extra_key, rank))

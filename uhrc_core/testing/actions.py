@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.key import ExtraKey, RadixKey
-from uhrc_core.cache.lifecycle import EVICT_FIELD
 from uhrc_core.cache.params import EvictParams, IncLockRefResult, MatchPrefixParams
 from uhrc_core.errors import StaleNodeError
 from uhrc_core.kinds import ComponentType
@@ -141,7 +140,7 @@ class RandomProgram:
     def _evict(self) -> str:
         dp_rank = self._random.randrange(self.cache.dp_size)
         amounts = {
-            EVICT_FIELD[component.kind]: self._random.choice(
+            component.kind.evict_field: self._random.choice(
                 (0, 0, 1, self.cache.page_size, component.allocator.capacity)
             )
             for component in self.cache.components
@@ -153,7 +152,7 @@ class RandomProgram:
     def _evict_under_match(self, dp_rank: int) -> bool:
         """All that is not locked, of one component."""
         component = self._random.choice(self.cache.components)
-        amount = {EVICT_FIELD[component.kind]: component.allocator.capacity}
+        amount = {component.kind.evict_field: component.allocator.capacity}
         self.cache.evict(EvictParams(dp_rank=dp_rank, shortfall=False, **amount))
         return True
 

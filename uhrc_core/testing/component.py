@@ -27,7 +27,6 @@ import numpy as np
 
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.key import RadixKey
-from uhrc_core.cache.lifecycle import EVICT_FIELD
 from uhrc_core.cache.params import EvictParams, IncLockRefResult, MatchPrefixParams, MatchResult
 from uhrc_core.errors import StaleNodeError
 from uhrc_core.indices import IndexArray
@@ -231,7 +230,7 @@ class ComponentConformance(ABC):
                 cache.inc_lock_ref(cache.match_prefix(MatchPrefixParams(key=key)).best_match_node)
                 req = PlainRequest("late", page_tokens([0, 1, 2, 3], page_size, 1))
                 match = cache.match_req(req)
-                amount = {EVICT_FIELD[kind]: cache.token_allocator.capacity}
+                amount = {kind.evict_field: cache.token_allocator.capacity}
                 cache.evict(EvictParams(shortfall=False, **amount))
                 with _named(
                     f"page_size {page_size}: {kind.name} evicted between match and admission"
@@ -361,7 +360,7 @@ def _warm_key(page_size: int) -> RadixKey:
 
 
 def _evict_all(cache: BasePrefixCache) -> None:
-    amounts = {EVICT_FIELD[c.kind]: c.allocator.capacity for c in cache.components}
+    amounts = {c.kind.evict_field: c.allocator.capacity for c in cache.components}
     cache.evict(EvictParams(shortfall=False, **amounts))
 
 

@@ -76,7 +76,7 @@ def recurrent_pool(
     table = component.params_model.model_validate(
         {"backend": spec.name, "num_slots": num_slots, "dtype": dtype}
     )
-    context = ComponentContext(page_size=1, dp_size=1, policy=LRU(), backend=spec)
+    context = ComponentContext(1, 1, LRU(), component.eviction_priority, spec)
     layer = LayerKind(ComponentType.RECURRENT, params.model_dump(), spec.name)
     return component.make_device_pool(table, context, [layer])
 

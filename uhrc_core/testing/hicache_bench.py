@@ -26,7 +26,6 @@ from uhrc_core.cache.host_tier import (
     WriteThroughEvent,
 )
 from uhrc_core.cache.key import TOKEN_BYTES, RadixKey
-from uhrc_core.cache.lifecycle import EVICT_FIELD
 from uhrc_core.cache.params import EvictParams
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.config.loading import parse_config
@@ -124,9 +123,8 @@ class HostBench(PaperDevice):
             return self.watch
 
         spec = HiCacheSpec("under test", HiCacheParams, watched)
-        pools = {part.spec.name: self.pools[part.spec.kind] for part in resolved.components}
         resolved = replace(resolved, host_tier=spec if make_hooks else None)
-        cache = build_kv_cache(resolved, pools)
+        cache = build_kv_cache(resolved, self.pools)
         assert isinstance(cache, UnifiedRadixCache), cache
         super().__init__(cache, tables["components"].get("swa", {}).get("window_tokens"))
 
@@ -180,7 +178,7 @@ class HostBench(PaperDevice):
         wanted = kinds or tuple(component.kind for component in self.cache.components)
         for dp_rank in range(self.cache.dp_size):
             amounts: dict[str, Any] = {
-                EVICT_FIELD[kind]: num_units or self.cache.evictable_size(kind, dp_rank)
+                kind.evict_field: num_units or self.cache.evictable_size(kind, dp_rank)
                 for kind in wanted
             }
             self.cache.evict(EvictParams(dp_rank=dp_rank, **amounts))

@@ -20,13 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from uhrc_core.indices import page_ceil
+from uhrc_core.kinds import ComponentType
+
 IntArray = npt.NDArray[np.int32]
 StepArray = Any
 """int32: numpy on the way in, a traced `jax.Array` inside a model."""
 Params = dict[str, Any]
 """A pytree of weights (`jax.Array` leaves). Its structure is the model's own business."""
-Caches = dict[str, Any]
-"""Component kind ("full", "swa", "recurrent") -> pytree of that component's pool buffers."""
+Caches = dict[ComponentType, Any]
+"""By component kind, a pytree of that component's pool buffers."""
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +60,7 @@ class StepInputs:
     """int32[R, W]. Padding: any valid id (0)."""
     positions: StepArray
     """int32[R, W] absolute positions, 0-based. Padding: any value >= 0 (0)."""
-    places: dict[str, TokenPlaces]
+    places: dict[ComponentType, TokenPlaces]
     """By component kind, one entry for each of the model's `paged_components`."""
     kv_lens: StepArray
     """int32[R] tokens of the row's sequence, the new ones included."""
@@ -82,8 +85,6 @@ class StepInputs:
         return self.token_ids.shape[1]
 
 
-RECURRENT = "recurrent"
-"""The component kind whose pool holds one state per sequence, not something of every token."""
 PADDING_INDEX = np.int32(np.iinfo(np.int32).max)
 """The write index of a padding token, the slot of a padding row: beyond every pool, so that the
 write is dropped."""
@@ -97,7 +98,7 @@ class StepRow:
     """int32[n] the new tokens, n >= 1."""
     start: int
     """Absolute position of the first new token = tokens already in the pool for this row."""
-    kv_indices: Mapping[str, IntArray]
+    kv_indices: Mapping[ComponentType, IntArray]
     """By component kind, int32[>= start + n]: the pool token index of every token of the sequence,
     in order; -1 for an earlier token that no layer of that component can see any more."""
     state_slot: int | None = None
@@ -125,7 +126,7 @@ def make_step_inputs(
     track_slots = np.full(count, PADDING_INDEX, np.int32)
     for r, row in enumerate(rows):
         n, end = len(row.token_ids), row.start + len(row.token_ids)
-        pages = -(-end // page_size)
+        pages = page_ceil(end, page_size) // page_size
         if not 1 <= n <= width:
             raise ValueError(f"row {r} has {n} new tokens; this step takes 1 to {width}")
         if pages > max_pages:
@@ -152,7 +153,7 @@ def make_step_inputs(
 
 
 def _token_places(
-    rows: Sequence[StepRow], kind: str, width: int, max_pages: int, page_size: int
+    rows: Sequence[StepRow], kind: ComponentType, width: int, max_pages: int, page_size: int
 ) -> TokenPlaces:
     """Of the rows in one component's pool; raises as `make_step_inputs`."""
     write_indices = np.full((len(rows), width), PADDING_INDEX, np.int32)
@@ -161,10 +162,10 @@ def _token_places(
         n, end = len(row.token_ids), row.start + len(row.token_ids)
         indices = row.kv_indices[kind][:end]
         if len(indices) < end:
-            raise ValueError(f"row {r} has {len(indices)} kv_indices ({kind}) for {end} tokens")
+            raise ValueError(f"row {r}: {len(indices)} kv_indices ({kind.name}) for {end} tokens")
         write_indices[r, :n] = indices[row.start :]
         if write_indices[r, :n].min() < 0:
-            raise ValueError(f"row {r} has a new token without a place in the {kind} pool (-1)")
+            raise ValueError(f"row {r}: a new token has no place in the {kind.name} pool (-1)")
         # A page's last token is the one that stays longest in a window.
         lasts = np.minimum(np.arange(page_size, end + page_size, page_size), end) - 1
         page_table[r, : len(lasts)] = np.maximum(indices[lasts], 0) // page_size
@@ -175,12 +176,11 @@ def _token_places(
 class LayerCache:
     """What one layer keeps between steps: data, so that a new layer kind is a new value here.
 
-    `component` names the pool ("full", "swa", "recurrent"); `shape` is that component's own
-    description of one layer (`uhrc_full.layout.GQAShape` or `MLAShape`;
-    `uhrc_recurrent.layout.StateLayout`).
+    `component` names the pool; `shape` is that component's own description of one layer
+    (`uhrc_full.layout.GQAShape` or `MLAShape`; `uhrc_core.plugin_api.StateLayout`).
     """
 
-    component: str
+    component: ComponentType
     shape: Any
     window_tokens: int | None = None
     """How many tokens a token attends to, itself included: what the swa pool must keep of a
@@ -198,9 +198,10 @@ class Model(ABC):
     """One per layer, in layer order."""
 
     @property
-    def paged_components(self) -> tuple[str, ...]:
+    def paged_components(self) -> tuple[ComponentType, ...]:
         """The components whose pools hold something of every token: the keys of `places`."""
-        return tuple(sorted({cache.component for cache in self.layer_caches} - {RECURRENT}))
+        kinds = {cache.component for cache in self.layer_caches}
+        return tuple(sorted(kinds - {ComponentType.RECURRENT}))
 
     @classmethod
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import (
     Caches,
@@ -100,7 +101,7 @@ class Decoder(Model):
         """See `Model.forward`."""
         step = Step(inputs, self._cos_sin(inputs.positions))
         unread = {kind: iter(layers) for kind, layers in caches.items()}
-        written: dict[str, list[Any]] = {kind: [] for kind in caches}
+        written: dict[ComponentType, list[Any]] = {kind: [] for kind in caches}
         x = self._embed(params, inputs.token_ids)
         for index, layer in enumerate(params["layers"]):
             kind = self.layer_caches[index].component

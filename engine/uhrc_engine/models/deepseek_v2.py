@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models import blocks, moe
 from uhrc_engine.models.contract import LayerCache, Params, TensorReader
 from uhrc_engine.models.decoder import Decoder, Step
@@ -44,7 +45,7 @@ class DeepseekV2(Decoder):
             top_k=config["num_experts_per_tok"],
             scale=config.get("routed_scaling_factor", 1.0),
         )
-        cache = LayerCache("full", self.attention.cache_shape)
+        cache = LayerCache(ComponentType.FULL, self.attention.cache_shape)
         super().__init__(config, (cache,) * config["num_hidden_layers"])
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.hf_config import text_config
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, TensorReader
@@ -136,7 +137,7 @@ def _gelu_glu(gate: jax.Array, up: jax.Array) -> jax.Array:
     return jax.nn.gelu(gate, approximate=True) * up
 
 
-def _ropes(config: Mapping[str, Any], dim: int) -> dict[str, Rope]:
+def _ropes(config: Mapping[str, Any], dim: int) -> dict[ComponentType, Rope]:
     """By component; `rope_parameters` by layer type, or as first published: `rope_theta` and
     `rope_scaling` of the full layers, `rope_local_base_freq` of the others."""
     given = config.get("rope_parameters") or {}
@@ -144,8 +145,8 @@ def _ropes(config: Mapping[str, Any], dim: int) -> dict[str, Rope]:
     full |= config.get("rope_scaling") or {}
     local = {"rope_theta": config.get("rope_local_base_freq", LOCAL_THETA)}
     settings = {
-        "full": full | (given.get("full_attention") or {}),
-        "swa": local | (given.get("sliding_attention") or {}),
+        ComponentType.FULL: full | (given.get("full_attention") or {}),
+        ComponentType.SWA: local | (given.get("sliding_attention") or {}),
     }
     positions = {"max_position_embeddings": config["max_position_embeddings"]}
     return {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.hf_config import layer_types_of, window_layers_of
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import LayerCache, Params, StepInputs, TensorReader
@@ -49,7 +50,7 @@ class GQA:
         )
 
     @property
-    def component(self) -> str:
+    def component(self) -> ComponentType:
         """The kind of the pool that holds the layer's keys and values."""
         return component_of(self.window_tokens)
 
@@ -138,9 +139,9 @@ def gqa_attend(
     return attended.reshape(*q.shape[:2], -1), cache
 
 
-def component_of(window_tokens: int | None) -> str:
+def component_of(window_tokens: int | None) -> ComponentType:
     """The kind of the pool that holds the keys and values of a layer with this window."""
-    return "full" if window_tokens is None else "swa"
+    return ComponentType.FULL if window_tokens is None else ComponentType.SWA
 
 
 def layer_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from uhrc_core.kinds import ComponentType
 from uhrc_core.registry.recurrent import RecurrentBackendSpec, RecurrentModel
-from uhrc_engine.models.contract import RECURRENT, LayerCache
+from uhrc_engine.models.contract import LayerCache
 from uhrc_engine.models.decoder import Decoder, ModuleNames, Step
 from uhrc_engine.models.errors import UnsupportedModelError
 from uhrc_engine.models.rope import CosSin
@@ -28,8 +29,8 @@ class HybridDecoder(Decoder):
     ) -> None:
         """config: the language model's. recurrent: what `backend` read in it; the layers it does
         not name keep `attention`."""
-        state = LayerCache(RECURRENT, backend.state_layout(recurrent.params))
-        full = LayerCache("full", attention)
+        state = LayerCache(ComponentType.RECURRENT, backend.state_layout(recurrent.params))
+        full = LayerCache(ComponentType.FULL, attention)
         linear = frozenset(recurrent.linear_layers)
         super().__init__(
             config, [state if i in linear else full for i in range(recurrent.num_layers)]
@@ -37,7 +38,7 @@ class HybridDecoder(Decoder):
 
     def is_recurrent(self, index: int) -> bool:
         """Whether layer `index` keeps a recurrent state."""
-        return self.layer_caches[index].component == RECURRENT
+        return self.layer_caches[index].component is ComponentType.RECURRENT
 
 
 def read_recurrent(config: Mapping[str, Any], *backends: RecurrentBackendSpec) -> RecurrentModel:

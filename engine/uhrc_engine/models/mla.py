@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from uhrc_core.kinds import ComponentType
 from uhrc_engine.models import blocks
 from uhrc_engine.models.contract import Params, StepInputs, TensorReader
 from uhrc_engine.models.rope import CosSin, rotate
@@ -133,7 +134,7 @@ class MLA:
         compressed = latent[..., : self.kv_rank]
         compressed = blocks.rms_norm(compressed, layer["kv_a_norm"], LATENT_NORM_EPS)
         latent = jnp.concatenate([compressed, k_rope[..., 0, :]], axis=-1)
-        places = inputs.places["full"]
+        places = inputs.places[ComponentType.FULL]
         cache = cache.write(latent.reshape(-1, latent.shape[-1]), places.write_indices.reshape(-1))
 
         absorbed = jnp.einsum("rwhn,hnk->rwhk", q_nope, layer["key_up"])

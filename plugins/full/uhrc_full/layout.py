@@ -15,13 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from uhrc_core.plugin_api import ConfigError
-
-TPU_LANES = 128
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from uhrc_core.plugin_api import (
+    FLOAT_DTYPES,
+    TPU_LANES,
+    BufferLayout,
+    ConfigError,
+    PoolLayout,
+    size_problems,
+    tpu_lanes,
+    tpu_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +70,14 @@ class RowLayout:
     def for_platform(cls, heads: int, dim: int, platform: str) -> RowLayout:
         """The layout that `platform` ("cpu", "gpu", "tpu") updates in place without padding copies.
 
-        TPU: rows of whole 128-lane tiles, as many small heads in a row as fit, and 2, 4 or a
-        multiple of 8 rows (measured to be copy-free; one row or 64 lanes were not).
+        TPU: rows of whole 128-lane tiles (64 lanes were measured to copy), as many small heads in a
+        row as fit, and as many rows as `tpu_rows` says.
         """
         if platform != "tpu":
             return cls(heads, dim, heads, dim, 1)
         heads_per_row = max(1, TPU_LANES // dim) if TPU_LANES % dim == 0 else 1
-        lanes = -(-heads_per_row * dim // TPU_LANES) * TPU_LANES
-        needed = -(-heads // heads_per_row)
-        rows = next((n for n in (2, 4) if needed <= n), -(-needed // 8) * 8)
-        return cls(heads, dim, rows, lanes, heads_per_row)
+        rows = tpu_rows(-(-heads // heads_per_row))
+        return cls(heads, dim, rows, tpu_lanes(heads_per_row * dim), heads_per_row)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +120,7 @@ class LaneLayout:
     @classmethod
     def for_platform(cls, dim: int, platform: str) -> LaneLayout:
         """TPU: whole 128-lane tiles. Elsewhere: as it is."""
-        return cls(dim, -(-dim // TPU_LANES) * TPU_LANES if platform == "tpu" else dim)
+        return cls(dim, tpu_lanes(dim) if platform == "tpu" else dim)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -137,97 +140,60 @@ class LaneLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferSpec:
-    """One array of the pool: `name` is "k", "v" or "latent" of layer `layer`."""
+class KVBuffer(BufferLayout):
+    """One array of the pool: "k", "v" or "latent" of a layer; (pages, page_size, *token.shape)."""
 
-    layer: int
-    name: str
     token: RowLayout | LaneLayout
-    shape: tuple[int, ...]
-    """Physical: (pages, page_size, *token.shape)."""
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the array, padding included."""
-        return prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
-    """Every array of a KV pool, before any is allocated."""
+class KVLayout(PoolLayout[KVBuffer]):
+    """Every array of a KV pool: (k, v) or (latent,) a layer; its units are tokens."""
 
     page_size: int
-    num_pages: int
-    """Over all dp ranks."""
-    dp_size: int
     shapes: tuple[LayerShape, ...]
     """Logical shape per layer."""
-    layers: tuple[tuple[BufferSpec, ...], ...]
-    """Arrays per layer: (k, v) or (latent,)."""
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens the pool holds, over all dp ranks."""
-        return self.num_pages * self.page_size
-
-    @property
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        """All arrays, layer by layer."""
-        return tuple(spec for layer in self.layers for spec in layer)
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole pool on all devices together."""
-        return sum(spec.num_bytes for spec in self.buffers)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes one token costs over all layers, padding included."""
-        return self.total_bytes // self.num_tokens
+    def num_pages(self) -> int:
+        """Over all dp ranks."""
+        return self.num_units // self.page_size
 
 
-def plan_pool(
-    layers: Sequence[LayerShape],
+def lay_out(
+    shapes: Sequence[LayerShape],
     *,
     page_size: int,
     num_tokens: int,
     dp_size: int = 1,
     dtype: str = "float32",
     platform: str = "cpu",
-) -> PoolPlan:
+) -> KVLayout:
     """Lays out a pool of `num_tokens` tokens per dp rank for layers of the given shapes.
 
     Raises ConfigError, listing every problem, when a size is not positive, `num_tokens` is not a
     multiple of `page_size`, or the dtype is not float32, bfloat16 or float16.
     """
-    problems = [
-        f"{name} = {value}: must be a positive integer"
-        for name, value in (
-            ("page_size", page_size),
-            ("num_tokens", num_tokens),
-            ("dp_size", dp_size),
-        )
-        if value < 1
-    ]
+    problems = size_problems({"page_size": page_size, "num_tokens": num_tokens, "dp_size": dp_size})
     if not problems and num_tokens % page_size:
         problems.append(f"num_tokens = {num_tokens} is not a multiple of page_size = {page_size}")
-    if dtype not in _ITEM_BYTES:
-        problems.append(f"dtype = {dtype!r}: a KV pool is one of {', '.join(_ITEM_BYTES)}")
+    if dtype not in FLOAT_DTYPES:
+        problems.append(f"dtype = {dtype!r}: a KV pool is one of {', '.join(FLOAT_DTYPES)}")
     if problems:
         raise ConfigError(problems)
     num_pages = dp_size * num_tokens // page_size
 
-    def spec(layer: int, name: str, token: RowLayout | LaneLayout) -> BufferSpec:
-        return BufferSpec(layer, name, token, (num_pages, page_size, *token.shape), dtype)
+    def buffer(layer: int, name: str, token: RowLayout | LaneLayout) -> KVBuffer:
+        return KVBuffer(layer, name, (num_pages, page_size, *token.shape), dtype, token)
 
-    def layer_specs(layer: int, shape: LayerShape) -> tuple[BufferSpec, ...]:
+    def buffers(layer: int, shape: LayerShape) -> tuple[KVBuffer, ...]:
         match shape:
             case GQAShape(kv_heads, head_dim):
                 row = RowLayout.for_platform(kv_heads, head_dim, platform)
-                return (spec(layer, "k", row), spec(layer, "v", row))
+                return (buffer(layer, "k", row), buffer(layer, "v", row))
             case MLAShape():
-                return (spec(layer, "latent", LaneLayout.for_platform(shape.latent_dim, platform)),)
+                lane = LaneLayout.for_platform(shape.latent_dim, platform)
+                return (buffer(layer, "latent", lane),)
 
-    plans = tuple(layer_specs(i, shape) for i, shape in enumerate(layers))
-    return PoolPlan(page_size, num_pages, dp_size, tuple(layers), plans)
+    layers = tuple(buffers(i, shape) for i, shape in enumerate(shapes))
+    return KVLayout(layers, dp_size * num_tokens, dp_size, page_size, tuple(shapes))

@@ -6,7 +6,14 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from uhrc_core.plugin_api import ComponentParams, PositiveInt
+from uhrc_core.plugin_api import (
+    ComponentParams,
+    FloatDtype,
+    Platform,
+    PositiveInt,
+    page_ceil,
+    page_floor,
+)
 
 
 class KVPoolParams(ComponentParams):
@@ -17,10 +24,8 @@ class KVPoolParams(ComponentParams):
     num_tokens: PositiveInt | None = Field(
         default=None, description="Pool size per dp rank; unset: sized from [memory]."
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Type of the cached values."
-    )
-    platform: Literal["cpu", "gpu", "tpu"] = Field(
+    dtype: FloatDtype = Field(default="float32", description="Type of the cached values.")
+    platform: Platform = Field(
         default="cpu", description="Whose physical layout the pool has; a TPU pads small heads."
     )
 
@@ -29,7 +34,7 @@ class KVPoolParams(ComponentParams):
         return self.num_tokens
 
     def with_num_units(self, num_units: int, page_size: int) -> Self:
-        return self.model_copy(update={"num_tokens": num_units - num_units % page_size})
+        return self.model_copy(update={"num_tokens": page_floor(num_units, page_size)})
 
 
 class FullParams(KVPoolParams):
@@ -40,4 +45,4 @@ class FullParams(KVPoolParams):
     )
 
     def num_units_min(self, page_size: int, max_context_len: int) -> int:
-        return -(-max_context_len // page_size) * page_size
+        return page_ceil(max_context_len, page_size)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uhrc_core.plugin_api import BufferPlan, ComponentContext, PoolPlan
-from uhrc_full import layout
+from uhrc_core.plugin_api import ComponentContext
+from uhrc_full.layout import KVLayout, LayerShape, lay_out
 from uhrc_full.params import KVPoolParams
 
 
-def lay_out(
-    shapes: Sequence[layout.LayerShape], params: KVPoolParams, context: ComponentContext
-) -> layout.PoolPlan:
+def kv_layout(
+    shapes: Sequence[LayerShape], params: KVPoolParams, context: ComponentContext
+) -> KVLayout:
     """A pool of ``params.num_tokens`` tokens per dp rank for layers of these shapes."""
     assert params.num_tokens is not None
-    return layout.plan_pool(
+    return lay_out(
         shapes,
         page_size=context.page_size,
         num_tokens=params.num_tokens,
@@ -22,12 +22,3 @@ def lay_out(
         dtype=params.dtype,
         platform=params.platform,
     )
-
-
-def buffers_of(plan: layout.PoolPlan) -> PoolPlan:
-    """What the core needs to know of a laid-out pool."""
-    buffers = (
-        BufferPlan(f"layer{spec.layer}.{spec.name}", spec.shape, spec.dtype)
-        for spec in plan.buffers
-    )
-    return PoolPlan(tuple(buffers), plan.num_tokens)

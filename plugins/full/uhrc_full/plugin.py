@@ -19,7 +19,7 @@ from uhrc_core.plugin_api import (
 from uhrc_full import layout
 from uhrc_full.model_layers import attention_of, full_layers
 from uhrc_full.params import FullParams
-from uhrc_full.planning import buffers_of, lay_out
+from uhrc_full.planning import kv_layout
 
 if TYPE_CHECKING:
     from uhrc_full.component import FullComponent
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 UHRC_API = (1, 0)
 
-EVICTION_PRIORITY = 2
 _IMPLEMENTATIONS = ("reference", "xla")
 
 
@@ -38,7 +37,7 @@ def uhrc_component_specs() -> list[ComponentSpec]:
             kind=ComponentType.FULL,
             name="full",
             params_model=FullParams,
-            eviction_priority=EVICTION_PRIORITY,
+            eviction_priority=2,
             make_component=make_component,
             plan_pool=plan_pool,
             make_device_pool=make_device_pool,
@@ -67,14 +66,14 @@ def make_component(params: FullParams, context: ComponentContext) -> FullCompone
         allocator = PagedTokenToKVPoolAllocator(
             params.num_tokens, context.page_size, context.dp_size
         )
-    return FullComponent(allocator, context.policy, EVICTION_PRIORITY)
+    return FullComponent(allocator, context.policy, context.eviction_priority)
 
 
 def plan_pool(
     params: FullParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> PoolPlan:
     """The buffers of the KV pool. Raises ConfigError when ``attention`` is not the model's."""
-    return buffers_of(_layout(params, context, layers))
+    return _layout(params, context, layers).plan
 
 
 def make_device_pool(
@@ -88,11 +87,11 @@ def make_device_pool(
 
 def _layout(
     params: FullParams, context: ComponentContext, layers: Sequence[LayerKind]
-) -> layout.PoolPlan:
+) -> layout.KVLayout:
     seen = sorted({attention_of(layer) for layer in layers})
     if params.attention is not None and seen != [params.attention]:
         raise ConfigError(f"attention = {params.attention!r}: the model has {', '.join(seen)}")
-    return lay_out([_shape(layer) for layer in layers], params, context)
+    return kv_layout([_shape(layer) for layer in layers], params, context)
 
 
 def _shape(layer: LayerKind) -> layout.LayerShape:

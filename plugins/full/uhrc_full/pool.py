@@ -1,4 +1,4 @@
-"""A paged KV pool on the device: the jax arrays behind a `PoolPlan`."""
+"""A paged KV pool on the device: the jax arrays behind a `KVLayout`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from uhrc_core.plugin_api import InvalidIndexError
 from uhrc_full.kernels.kv_update import kv_update
-from uhrc_full.layout import BufferSpec, LaneLayout, MLAShape, PoolPlan, RowLayout
+from uhrc_full.layout import KVBuffer, KVLayout, LaneLayout, MLAShape, RowLayout
 
 
 @jax.tree_util.register_dataclass
@@ -56,19 +56,19 @@ LayerArrays = tuple[npt.NDArray[Any], ...]
 
 
 class KVPool:
-    """Owns the device arrays of a `PoolPlan`, zero-filled at first.
+    """Owns the device arrays of a `KVLayout`, zero-filled at first.
 
     The arrays are donated to each step: pass `buffers` to a jitted function that donates them and
     hand its result to `replace`; the old ones are dead by then. No host view of them is kept (one
     would silently turn the in-place update into a copy of the pool).
     """
 
-    def __init__(self, plan: PoolPlan, mesh: Mesh | None = None) -> None:
+    def __init__(self, layout: KVLayout, mesh: Mesh | None = None) -> None:
         """Allocates. With a mesh, pages are split over its axis "data" and the rows of KV heads
         over "tensor" where they divide evenly."""
-        self.plan = plan
+        self.layout = layout
         self._buffers: Buffers = tuple(
-            _make_layer(plan, layer, mesh) for layer in range(len(plan.layers))
+            _make_layer(layout, layer, mesh) for layer in range(len(layout.layers))
         )
 
     @property
@@ -100,26 +100,26 @@ class KVPool:
         indices = self._checked(token_indices)
         self._buffers = _write_layers(self._buffers, layers, indices)
 
-    def _pairs(self) -> list[list[tuple[BufferSpec, jax.Array]]]:
+    def _pairs(self) -> list[list[tuple[KVBuffer, jax.Array]]]:
         """Each layer's specs beside their arrays."""
         return [
             list(zip(specs, jax.tree.leaves(layer), strict=True))
-            for specs, layer in zip(self.plan.layers, self._buffers, strict=True)
+            for specs, layer in zip(self.layout.layers, self._buffers, strict=True)
         ]
 
     def _checked(self, token_indices: npt.ArrayLike) -> npt.NDArray[np.int32]:
         indices = np.asarray(token_indices, np.int32)
-        outside = indices[(indices < 0) | (indices >= self.plan.num_tokens)]
+        outside = indices[(indices < 0) | (indices >= self.layout.num_units)]
         if outside.size:
             raise InvalidIndexError(
-                f"token index {outside[0]} is outside this pool of {self.plan.num_tokens} tokens"
+                f"token index {outside[0]} is outside this pool of {self.layout.num_units} tokens"
             )
         return indices
 
 
-def _make_layer(plan: PoolPlan, layer: int, mesh: Mesh | None) -> KVLayer | LatentLayer:
-    specs, shape = plan.layers[layer], plan.shapes[layer]
-    arrays = [jnp.zeros(s.shape, s.dtype, device=_sharding(s, mesh)) for s in specs]
+def _make_layer(layout: KVLayout, layer: int, mesh: Mesh | None) -> KVLayer | LatentLayer:
+    specs, shape = layout.layers[layer], layout.shapes[layer]
+    arrays = [jnp.zeros(s.shape, s.stored_dtype, device=_sharding(s, mesh)) for s in specs]
     match shape, specs[0].token:
         case MLAShape(kv_lora_rank=rank), LaneLayout() as token:
             return LatentLayer(arrays[0], rank, token)
@@ -129,7 +129,7 @@ def _make_layer(plan: PoolPlan, layer: int, mesh: Mesh | None) -> KVLayer | Late
             raise AssertionError(unknown)
 
 
-def _sharding(spec: BufferSpec, mesh: Mesh | None) -> NamedSharding | None:
+def _sharding(spec: KVBuffer, mesh: Mesh | None) -> NamedSharding | None:
     if mesh is None:
         return None
     by_head = isinstance(spec.token, RowLayout) and spec.token.rows % mesh.shape["tensor"] == 0

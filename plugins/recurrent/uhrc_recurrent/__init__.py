@@ -1,1 +1,1 @@
-"""Linear-recurrent attention for UHRC. Registers nothing yet."""
+"""Linear-recurrent attention (KDA, GDN, GLA) for UHRC; `uhrc_recurrent.plugin` declares it."""

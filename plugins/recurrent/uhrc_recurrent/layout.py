@@ -16,12 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from uhrc_core.plugin_api import ITEM_BYTES, MODEL_DTYPE, BufferShape, ConfigError, StateLayout
-
-TPU_LANES = 128
+from uhrc_core.plugin_api import (
+    FLOAT_DTYPES,
+    MODEL_DTYPE,
+    TPU_LANES,
+    BufferLayout,
+    BufferShape,
+    ConfigError,
+    PoolLayout,
+    StateLayout,
+    size_problems,
+    tpu_lanes,
+    tpu_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class CellLayout:
     def for_platform(cls, shape: tuple[int, ...], platform: str) -> CellLayout:
         """The layout that `platform` ("cpu", "gpu", "tpu") updates in place without copies.
 
-        TPU: rows of whole 128-lane tiles, and 2, 4 or a multiple of 8 rows. Values narrower than a
+        TPU: rows of whole 128-lane tiles, and as many as `tpu_rows` says. Values narrower than a
         row of lanes share one if they have heads before them (a temporal state), else are padded.
         """
         *lead, height, width = shape
@@ -50,9 +59,8 @@ class CellLayout:
             return cls(shape, height, width, folded=False)
         folded = bool(lead) and width % TPU_LANES != 0
         needed = -(-height * width // TPU_LANES) if folded else height
-        lanes = TPU_LANES if folded else -(-width // TPU_LANES) * TPU_LANES
-        rows = next((n for n in (2, 4) if needed <= n), -(-needed // 8) * 8)
-        return cls(shape, rows, lanes, folded)
+        lanes = TPU_LANES if folded else tpu_lanes(width)
+        return cls(shape, tpu_rows(needed), lanes, folded)
 
     @property
     def physical_shape(self) -> tuple[int, ...]:
@@ -92,28 +100,12 @@ class CellLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferSpec:
-    """One array of the pool: buffer `name` of the recurrent layer `layer` (counted among those)."""
+class StateBuffer(BufferLayout):
+    """One array of the pool: a buffer of a recurrent layer, (slots, *cell.physical_shape)."""
 
-    layer: int
-    name: str
     cell: CellLayout
-    num_slots: int
-    """Over all dp ranks."""
     dtype: str
-    """What the kernels see."""
-    stored_dtype: str
-    """What the array has: the same, or uint16 with the bits of a bfloat16."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the array."""
-        return (self.num_slots, *self.cell.physical_shape)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the array, padding included."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+    """What the kernels see; stored is the same, or uint16 with the bits of a bfloat16."""
 
     def pack(self, logical: Any) -> Any:
         """[n, *logical shape] in any float dtype -> rows of the array."""
@@ -124,67 +116,44 @@ class BufferSpec:
         return self.cell.unpack(rows.view(self.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class PoolPlan:
-    """Every array of a recurrent state pool, before any is allocated."""
-
-    num_slots: int
-    """Per dp rank."""
-    dp_size: int
-    layers: tuple[tuple[BufferSpec, ...], ...]
-    """Arrays per recurrent layer: temporal, then each conv."""
+class StatePoolLayout(PoolLayout[StateBuffer]):
+    """Every array of a recurrent state pool: temporal, then each conv; its units are slots."""
 
     @property
-    def total_slots(self) -> int:
-        """Slots over all dp ranks."""
-        return self.num_slots * self.dp_size
-
-    @property
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        """All arrays, layer by layer."""
-        return tuple(spec for layer in self.layers for spec in layer)
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole pool on all devices together."""
-        return sum(spec.num_bytes for spec in self.buffers)
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes of one whole state, padding included."""
-        return self.total_bytes // self.total_slots
+    def num_slots(self) -> int:
+        """Per dp rank."""
+        return self.num_units // self.dp_size
 
 
-def plan_pool(
-    layers: Sequence[StateLayout],
+def lay_out(
+    states: Sequence[StateLayout],
     *,
     num_slots: int,
     dp_size: int = 1,
     model_dtype: str = "float32",
     platform: str = "cpu",
-) -> PoolPlan:
+) -> StatePoolLayout:
     """Lays out a pool of `num_slots` slots per dp rank for recurrent layers with these states.
 
     `model_dtype` is the dtype the model runs in, which its conv states take. Raises ConfigError,
     listing every problem, when a size is not positive, there is no layer, or a dtype is unknown.
     """
-    problems = [
-        f"{name} = {value}: must be a positive integer"
-        for name, value in (("num_slots", num_slots), ("dp_size", dp_size))
-        if value < 1
-    ]
-    if not layers:
+    problems = size_problems({"num_slots": num_slots, "dp_size": dp_size})
+    if not states:
         problems.append("the model has no recurrent layer: it needs no recurrent state pool")
-    if model_dtype not in ITEM_BYTES:
-        problems.append(f"dtype = {model_dtype!r}: conv states are one of {', '.join(ITEM_BYTES)}")
+    if model_dtype not in FLOAT_DTYPES:
+        problems.append(
+            f"dtype = {model_dtype!r}: conv states are one of {', '.join(FLOAT_DTYPES)}"
+        )
     if problems:
         raise ConfigError(problems)
 
-    def spec(layer: int, buffer: BufferShape) -> BufferSpec:
-        dtype = model_dtype if buffer.dtype == MODEL_DTYPE else buffer.dtype
+    def buffer(layer: int, logical: BufferShape) -> StateBuffer:
+        dtype = model_dtype if logical.dtype == MODEL_DTYPE else logical.dtype
         stored = "uint16" if platform == "cpu" and dtype == "bfloat16" else dtype
-        cell = CellLayout.for_platform(buffer.shape, platform)
-        return BufferSpec(layer, buffer.name, cell, num_slots * dp_size, dtype, stored)
+        cell = CellLayout.for_platform(logical.shape, platform)
+        shape = (num_slots * dp_size, *cell.physical_shape)
+        return StateBuffer(layer, logical.name, shape, stored, cell, dtype)
 
-    specs = tuple(tuple(spec(i, b) for b in state.buffers) for i, state in enumerate(layers))
-    return PoolPlan(num_slots, dp_size, specs)
+    layers = tuple(tuple(buffer(i, b) for b in state.buffers) for i, state in enumerate(states))
+    return StatePoolLayout(layers, num_slots * dp_size, dp_size)

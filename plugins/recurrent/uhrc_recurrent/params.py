@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from uhrc_core.plugin_api import (
     EXTRA_BUFFER,
-    ONE_BACKEND,
     TRACK_ON_PAGES,
     ComponentParams,
     ConfigError,
+    FloatDtype,
+    Platform,
     PositiveInt,
     RestOfConfig,
 )
@@ -52,12 +53,10 @@ class RecurrentParams(ComponentParams):
         description="The engine dispatches a step before the last one is done: two track slots a "
         "request instead of one.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: FloatDtype = Field(
         default="float32", description="Type of the conv states; temporal states are float32."
     )
-    platform: Literal["cpu", "gpu", "tpu"] = Field(
-        default="cpu", description="Whose physical layout the pool has."
-    )
+    platform: Platform = Field(default="cpu", description="Whose physical layout the pool has.")
 
     @property
     def num_tracks(self) -> int:
@@ -108,6 +107,5 @@ class RecurrentParams(ComponentParams):
         holds = {
             EXTRA_BUFFER: self.enable_extra_buffer,
             TRACK_ON_PAGES: (self.track_interval or page_size) % page_size == 0,
-            ONE_BACKEND: self.backend is not None,
         }
         return frozenset(name for name, holds_true in holds.items() if holds_true)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from uhrc_core.plugin_api import (
-    BufferPlan,
     ComponentContext,
     ComponentSpec,
     ComponentType,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 UHRC_API = (1, 0)
 
-EVICTION_PRIORITY = 0
 _IMPLEMENTATIONS = ("reference", "xla")
 
 
@@ -37,7 +35,7 @@ def uhrc_component_specs() -> list[ComponentSpec]:
             kind=ComponentType.RECURRENT,
             name="recurrent",
             params_model=RecurrentParams,
-            eviction_priority=EVICTION_PRIORITY,
+            eviction_priority=0,
             make_component=make_component,
             plan_pool=plan_pool,
             make_device_pool=make_device_pool,
@@ -61,19 +59,14 @@ def make_component(params: RecurrentParams, context: ComponentContext) -> Recurr
     chunk = 1 if context.backend is None else context.backend.kernel_chunk
     plan = TrackPlan.make(params.num_tracks, params.track_interval, context.page_size, chunk)
     pool = HybridReqToTokenPool(params.num_slots, context.dp_size)
-    return RecurrentComponent(pool, context.policy, EVICTION_PRIORITY, plan)
+    return RecurrentComponent(pool, context.policy, context.eviction_priority, plan)
 
 
 def plan_pool(
     params: RecurrentParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> PoolPlan:
     """The buffers of the state pool: temporal and conv, of every recurrent layer."""
-    plan = _layout(params, context, layers)
-    buffers = (
-        BufferPlan(f"layer{spec.layer}.{spec.name}", spec.shape, spec.stored_dtype)
-        for spec in plan.buffers
-    )
-    return PoolPlan(tuple(buffers), plan.total_slots)
+    return _layout(params, context, layers).plan
 
 
 def make_device_pool(
@@ -90,12 +83,12 @@ def make_device_pool(
 
 def _layout(
     params: RecurrentParams, context: ComponentContext, layers: Sequence[LayerKind]
-) -> layout.PoolPlan:
+) -> layout.StatePoolLayout:
     backend = context.backend
     if backend is None or params.num_slots is None:
         raise ConfigError("backend: not known, so the state has no shape; name one")
     states = [backend.state_layout(backend.params_model(**layer.shape)) for layer in layers]
-    return layout.plan_pool(
+    return layout.lay_out(
         states,
         num_slots=params.num_slots,
         dp_size=context.dp_size,

@@ -1,4 +1,4 @@
-"""The recurrent state pool on the device: the jax arrays behind a `PoolPlan`."""
+"""The recurrent state pool on the device: the jax arrays behind a `StatePoolLayout`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from uhrc_core.plugin_api import InvalidIndexError
 from uhrc_recurrent.kernels.slot_copy import copy_slots
 from uhrc_recurrent.kernels.track_scatter import gather_slots, scatter_slots, track_scatter
-from uhrc_recurrent.layout import BufferSpec, PoolPlan
+from uhrc_recurrent.layout import StateBuffer, StatePoolLayout
 
 
 class LayerState(NamedTuple):
@@ -34,7 +34,7 @@ class RecurrentLayer:
     """One layer's arrays, physical: temporal, then each conv; [total_slots, ...] each."""
 
     arrays: tuple[jax.Array, ...]
-    specs: tuple[BufferSpec, ...] = field(metadata={"static": True})
+    specs: tuple[StateBuffer, ...] = field(metadata={"static": True})
 
     def gather(self, slots: jax.Array) -> LayerState:
         """The states in slots int32[R]; zeros, a fresh sequence's state, for one out of range."""
@@ -66,22 +66,22 @@ Buffers = tuple[RecurrentLayer, ...]
 
 
 class RecurrentStatePool:
-    """Owns the device arrays of a `PoolPlan`, zero-filled at first; not who owns which slot.
+    """Owns the device arrays of a `StatePoolLayout`, zero-filled at first; not who owns which slot.
 
     The arrays are donated to each step: pass `buffers` to a jitted function that donates them and
     hand its result to `replace`; the old ones are dead by then. No host view of them is kept (one
     would silently turn the in-place update into a copy of the pool).
     """
 
-    def __init__(self, plan: PoolPlan, mesh: Mesh | None = None) -> None:
+    def __init__(self, layout: StatePoolLayout, mesh: Mesh | None = None) -> None:
         """Allocates. With a mesh, slots are split over its axis "data" (which must divide the dp
         ranks) and heads over "tensor" where they divide evenly."""
-        self.plan = plan
+        self.layout = layout
         self._mesh = mesh
         self._partitions = {
-            spec: _partition(spec, mesh) for spec in plan.buffers if mesh is not None
+            spec: _partition(spec, mesh) for spec in layout.buffers if mesh is not None
         }
-        self._buffers: Buffers = tuple(self._make_layer(specs) for specs in plan.layers)
+        self._buffers: Buffers = tuple(self._make_layer(specs) for specs in layout.layers)
         self._clone = jax.jit(self._copy_slots, donate_argnums=0)
 
     @property
@@ -107,10 +107,10 @@ class RecurrentStatePool:
                 f"copy of slots {sources.tolist()} to {targets.tolist()}: targets must be distinct "
                 "and none of them a source"
             )
-        if (sources // self.plan.num_slots != targets // self.plan.num_slots).any():
+        if (sources // self.layout.num_slots != targets // self.layout.num_slots).any():
             raise InvalidIndexError(
                 f"copy of slots {sources.tolist()} to {targets.tolist()} crosses a dp rank; each "
-                f"has {self.plan.num_slots} slots"
+                f"has {self.layout.num_slots} slots"
             )
         # Whole powers of two, so that few lengths are ever compiled; a padded pair costs nothing.
         spare = (1 << (len(sources) - 1).bit_length()) - len(sources) if len(sources) else 1
@@ -138,15 +138,15 @@ class RecurrentStatePool:
 
     def _checked(self, slots: npt.ArrayLike) -> npt.NDArray[np.int32]:
         indices = np.atleast_1d(np.asarray(slots, np.int32))
-        outside = indices[(indices < 0) | (indices >= self.plan.total_slots)]
+        outside = indices[(indices < 0) | (indices >= self.layout.num_units)]
         if outside.size:
             raise InvalidIndexError(
-                f"slot {outside[0]} is outside this pool of {self.plan.total_slots} slots"
+                f"slot {outside[0]} is outside this pool of {self.layout.num_units} slots"
             )
         return indices
 
-    def _make_layer(self, specs: tuple[BufferSpec, ...]) -> RecurrentLayer:
-        def array(spec: BufferSpec) -> jax.Array:
+    def _make_layer(self, specs: tuple[StateBuffer, ...]) -> RecurrentLayer:
+        def array(spec: StateBuffer) -> jax.Array:
             device = NamedSharding(self._mesh, self._partitions[spec]) if self._mesh else None
             return jnp.zeros(spec.shape, spec.stored_dtype, device=device)
 
@@ -156,7 +156,7 @@ class RecurrentStatePool:
         if self._mesh is None:
             return copy_slots(buffers, src, dst)
         shards = self._mesh.shape["data"]
-        per_shard = self.plan.total_slots // shards
+        per_shard = self.layout.num_units // shards
 
         def copy_own(buffers: Buffers, src: jax.Array, dst: jax.Array) -> Buffers:
             # Slots of other shards fall out of range here, and so are dropped.
@@ -176,7 +176,7 @@ class RecurrentStatePool:
         )(buffers, src, dst)
 
 
-def _partition(spec: BufferSpec, mesh: Mesh) -> PartitionSpec:
+def _partition(spec: StateBuffer, mesh: Mesh) -> PartitionSpec:
     """Slots over "data"; heads over "tensor": a temporal's first axis, a conv's channels."""
     tensor = mesh.shape["tensor"]
     if heads := spec.cell.shape[:-2]:

@@ -1,1 +1,1 @@
-"""Sliding-window attention for UHRC. Registers nothing yet."""
+"""Sliding-window attention for UHRC; `uhrc_swa.plugin` declares it."""

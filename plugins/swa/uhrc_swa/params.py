@@ -12,6 +12,7 @@ from uhrc_core.plugin_api import (
     ConfigError,
     PositiveInt,
     RestOfConfig,
+    page_ceil,
 )
 from uhrc_full.params import KVPoolParams
 from uhrc_swa.window import WindowPlan
@@ -87,4 +88,4 @@ class SWAParams(KVPoolParams):
         return table
 
     def _within(self, page_size: int, max_context_len: int, num_tokens: int) -> int:
-        return min(-(-max_context_len // page_size) * page_size, num_tokens)
+        return min(page_ceil(max_context_len, page_size), num_tokens)

@@ -15,7 +15,7 @@ from uhrc_core.plugin_api import (
     hookimpl,
 )
 from uhrc_full import layout
-from uhrc_full.planning import buffers_of, lay_out
+from uhrc_full.planning import kv_layout
 from uhrc_swa.model_layers import window_layers
 from uhrc_swa.params import SWAParams
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 UHRC_API = (1, 0)
 
-EVICTION_PRIORITY = 1
 _IMPLEMENTATIONS = ("reference", "xla")
 
 
@@ -36,7 +35,7 @@ def uhrc_component_specs() -> list[ComponentSpec]:
             kind=ComponentType.SWA,
             name="swa",
             params_model=SWAParams,
-            eviction_priority=EVICTION_PRIORITY,
+            eviction_priority=1,
             make_component=make_component,
             plan_pool=plan_pool,
             make_device_pool=make_device_pool,
@@ -59,14 +58,14 @@ def make_component(params: SWAParams, context: ComponentContext) -> SWAComponent
     allocator = SWATokenToKVPoolAllocator(
         params.num_tokens, context.full_allocator, plan.window_tokens
     )
-    return SWAComponent(allocator, context.policy, EVICTION_PRIORITY, plan)
+    return SWAComponent(allocator, context.policy, context.eviction_priority, plan)
 
 
 def plan_pool(
     params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
 ) -> PoolPlan:
     """The buffers of the KV pool of the window layers."""
-    return buffers_of(_layout(params, context, layers))
+    return _layout(params, context, layers).plan
 
 
 def make_device_pool(
@@ -80,8 +79,8 @@ def make_device_pool(
 
 def _layout(
     params: SWAParams, context: ComponentContext, layers: Sequence[LayerKind]
-) -> layout.PoolPlan:
+) -> layout.KVLayout:
     shapes = [
         layout.GQAShape(layer.shape["num_kv_heads"], layer.shape["head_dim"]) for layer in layers
     ]
-    return lay_out(shapes, params, context)
+    return kv_layout(shapes, params, context)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from uhrc_core.plugin_api import page_ceil, page_floor
+
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
@@ -26,23 +28,20 @@ class WindowPlan:
         page's end and, where its very last token must be computed again, a page earlier.
         """
         gone = max(computed_len - self.window_tokens - self.page_size, 0)
-        return gone - gone % self.page_size
+        return page_floor(gone, self.page_size)
 
     @property
     def locked_tokens(self) -> int:
         """The most a lock holds: what is kept of a sequence of whole pages."""
-        return self._page_ceil(self.window_tokens) + self.page_size
+        return page_ceil(self.window_tokens, self.page_size) + self.page_size
 
     @property
     def request_owned_tokens(self) -> int:
         """The most a running request owns: the window, the page kept, a forward's tokens, and a
         page more for ends that fall inside pages."""
-        return self.locked_tokens + self._page_ceil(self.extend_tokens) + self.page_size
+        return self.locked_tokens + page_ceil(self.extend_tokens, self.page_size) + self.page_size
 
     @property
     def request_tokens(self) -> int:
         """The most a running request owns and has locked in the tree."""
         return self.request_owned_tokens + self.locked_tokens
-
-    def _page_ceil(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) * self.page_size
