@@ -37,6 +37,7 @@ def build_kv_cache(
     By hand it is the unified tree; a configuration may have that off, which gives a plain cache.
 
     Args:
+        config: of `load_config`, `parse_config` or `resolve`.
         device_pools: of `make_device_pools`, for a host tier that moves data.
         by_hand: see `CacheOptions`; in the place of ``config``.
 

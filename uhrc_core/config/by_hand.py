@@ -31,12 +31,15 @@ class CacheOptions(TypedDict, total=False):
             of a plugin.
         eviction_options: options of the policy.
         full_tokens: FULL pool, in tokens, whole pages. The only keyword that is always needed.
-        swa_tokens, window_tokens: SWA pool, and how many tokens a token attends to, itself
-            included. Either one adds the component; the pool has a default.
-        recurrent_slots, track_interval, recurrent_backend: state pool, tokens between snapshots,
-            and the kind of layer (``kda``, ``gdn``, ``gla``, or one of a plugin). Any of them adds
-            the component; the backend is needed, the others have defaults. With pages, snapshots
-            are taken in track slots.
+        window_tokens: adds SWA: how many tokens a token attends to, itself included.
+        swa_tokens: SWA pool, in tokens, whole pages; by default what ``max_requests`` requests own
+            and as much again, but no more than FULL has.
+        recurrent_backend: adds RECURRENT: the kind of layer, ``kda``, ``gdn``, ``gla``, or one of a
+            plugin. With pages, its snapshots are taken in track slots.
+        recurrent_slots: state pool; by default what ``max_requests`` requests own and as much
+            again.
+        track_interval: tokens between snapshots, whole pages; by default
+            ``chunked_prefill_size``, else a page.
         chunked_prefill_size: most tokens that one forward adds to a request; window pools can be
             smaller for it.
     """
