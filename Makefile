@@ -46,5 +46,5 @@ bench: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "written to site/index.html"

@@ -2,13 +2,17 @@
 
 import uhrc_core as uhrc
 
-cache = uhrc.build_kv_cache(uhrc.load_config("cache.toml"))
+cache = uhrc.build_kv_cache(page_size=16, full_tokens=4096)
 match = cache.match_prefix(uhrc.MatchPrefixParams(key=uhrc.RadixKey([1, 2, 3])))
 """
 
 from uhrc_core.assemble import build_kv_cache, make_device_pools
+from uhrc_core.cache.base import BasePrefixCache
+from uhrc_core.cache.events import CacheEvent, EventKind
+from uhrc_core.cache.holding import RequestState, StateSlots
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.params import (
+    CacheStats,
     DecLockRefParams,
     EvictParams,
     EvictResult,
@@ -19,7 +23,9 @@ from uhrc_core.cache.params import (
     MatchResult,
     MissReason,
 )
+from uhrc_core.cache.request import Request
 from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.by_hand import CacheOptions
 from uhrc_core.config.config import Config
 from uhrc_core.config.loading import load_config, parse_config
 from uhrc_core.config.resolve import resolve
@@ -40,12 +46,19 @@ from uhrc_core.errors import (
 )
 from uhrc_core.kinds import ComponentType
 
+__version__ = "0.1.0"
+
 __all__ = [
+    "BasePrefixCache",
     "CacheError",
+    "CacheEvent",
+    "CacheOptions",
+    "CacheStats",
     "ComponentType",
     "Config",
     "ConfigError",
     "DecLockRefParams",
+    "EventKind",
     "EvictParams",
     "EvictResult",
     "IncLockRefResult",
@@ -61,10 +74,13 @@ __all__ = [
     "PluginError",
     "RadixKey",
     "ReceiptError",
+    "Request",
     "RequestError",
+    "RequestState",
     "RequestTooLargeError",
     "ResolvedConfig",
     "StaleNodeError",
+    "StateSlots",
     "UHRCError",
     "UnifiedRadixCache",
     "build_kv_cache",

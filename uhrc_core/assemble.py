@@ -1,5 +1,7 @@
 """From a configuration to a cache and its device pools: plain objects, no pluggy, no config.
 
+cache = build_kv_cache(page_size=16, full_tokens=4096)        # by hand
+
 resolved = resolve(load_config("cache.toml"))
 pools = make_device_pools(resolved)           # device plane, imports jax
 cache = build_kv_cache(resolved, pools)       # control plane; only a host tier needs the pools
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from uhrc_core.baseline import ChunkCache, RadixCache, SWARadixCache
 from uhrc_core.boundary import call_factory
@@ -17,6 +19,7 @@ from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.host_tier import HiCacheComponent, HiCacheContext, HiCacheHooks
 from uhrc_core.cache.tree import UnifiedRadixCache
+from uhrc_core.config.by_hand import CacheOptions, resolve_by_hand
 from uhrc_core.config.config import Config
 from uhrc_core.config.resolve import resolve
 from uhrc_core.config.resolved import ResolvedComponent, ResolvedConfig
@@ -27,20 +30,24 @@ from uhrc_core.registry.specs import HiCacheSpec
 
 
 def build_kv_cache(
-    config: Config | ResolvedConfig, device_pools: Mapping[ComponentType, Any] | None = None
+    config: Config | ResolvedConfig | None = None,
+    device_pools: Mapping[ComponentType, Any] | None = None,
+    **by_hand: Unpack[CacheOptions],
 ) -> BasePrefixCache:
-    """The prefix cache a configuration describes: the unified tree, or with it off a plain cache.
+    """The prefix cache of a configuration, or one by hand: ``page_size=16, full_tokens=4096``.
+
+    By hand it is the unified tree; a configuration may have that off, which gives a plain cache.
 
     Args:
+        config: of `load_config`, `parse_config` or `resolve`.
         device_pools: of `make_device_pools`, for a host tier that moves data.
+        by_hand: see `CacheOptions`; in the place of ``config``.
 
     Raises:
         ConfigError: with every problem found.
         PluginError: a plugin is missing, broken, or its factory raised.
     """
-    if not isinstance(config, Config | ResolvedConfig):
-        raise ConfigError(f"config: {config!r} is no Config; make one with load_config(path)")
-    resolved = config if isinstance(config, ResolvedConfig) else resolve(config)
+    resolved = _resolved(config, by_hand)
     cache = resolved.config.cache
     built = cache_class(resolved)(
         components=make_components(resolved),
@@ -109,6 +116,25 @@ def make_device_pools(resolved: ResolvedConfig, **options: Any) -> dict[Componen
         )
         for part in resolved.components
     }
+
+
+def _resolved(config: Config | ResolvedConfig | None, by_hand: CacheOptions) -> ResolvedConfig:
+    """The configuration that a caller named in one of the two ways."""
+    if config is None and by_hand:
+        return resolve_by_hand(by_hand)
+    if config is None:
+        raise ConfigError(
+            "build_kv_cache: told nothing; pass load_config(path), or sizes such as page_size=16, "
+            "full_tokens=4096"
+        )
+    if not isinstance(config, Config | ResolvedConfig):
+        raise ConfigError(f"config: {config!r} is no Config; make one with load_config(path)")
+    if by_hand:
+        raise ConfigError(
+            f"build_kv_cache: both a config and {', '.join(by_hand)}; say it in the config, as in "
+            'load_config(path, ["cache.page_size=16"])'
+        )
+    return config if isinstance(config, ResolvedConfig) else resolve(config)
 
 
 def _attach_host_tier(

@@ -19,13 +19,16 @@ from uhrc_core.errors import ConfigError
 from uhrc_core.indices import page_ceil
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.config import EngineTable
-from uhrc_engine.models.contract import Model
+from uhrc_engine.models.contract import RECURRENT, Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
 from uhrc_engine.scheduler import FEATURES, SchedulerLimits
 from uhrc_engine.weights import Pretrained
 
 CHUNK_SIZE = 256
 """Prompt tokens in a step where ``scheduler.chunked_prefill_size`` is not set; in whole pages."""
+
+CONTEXT_LEN, FULL_CONTEXTS = 4096, 4
+"""Of a `default_config`: tokens of a request at most, and how many such requests the pools hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,32 @@ def as_config(
     if overrides:
         raise ConfigError(f"overrides {overrides}: a Config is final; override where it is loaded")
     return source
+
+
+def default_config(pretrained: Pretrained, overrides: Iterable[str] = ()) -> Config:
+    """For a model without a configuration: eight requests, pools that hold four of full length.
+
+    A request has up to 4,096 tokens, or what the model was made for if that is less. Pages have 16
+    tokens; 128 where there are recurrent layers.
+
+    Raises:
+        ConfigError, PluginError: as `uhrc_core.parse_config`.
+    """
+    kinds = {cache.component for cache in pretrained.model.layer_caches}
+    page_size = 128 if RECURRENT in kinds else 16
+    max_context_len = min(pretrained.model.max_context_len, CONTEXT_LEN)
+    pages = -(-max_context_len // page_size)
+    components: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    components["full"] = {"num_tokens": FULL_CONTEXTS * pages * page_size}
+    if RECURRENT in kinds:
+        components[RECURRENT] = {"enable_extra_buffer": True}
+    cache = {
+        "enable_unified_radix_tree": True,
+        "page_size": page_size,
+        "max_requests": max(EngineTable().decode_rows),
+        "max_context_len": max_context_len,
+    }
+    return parse_config({"cache": cache, "components": components}, overrides)
 
 
 def build_parts(pretrained: Pretrained, config: Config) -> EngineParts:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.params import CacheStats
 from uhrc_core.kinds import ComponentType
-from uhrc_engine.assembly import EngineParts, as_config, build_parts
+from uhrc_engine.assembly import EngineParts, as_config, build_parts, default_config
 from uhrc_engine.batch import Batch, BatchRow, StepKind
 from uhrc_engine.config import EngineTable
 from uhrc_engine.models.contract import StepRow, make_step_inputs
@@ -128,27 +128,34 @@ class Engine:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, cache_config: Any, overrides: Iterable[str] = ()
+        cls, path: str | Path, cache_config: Any = None, overrides: Iterable[str] = ()
     ) -> Engine:
         """Load a Hugging Face directory or a GGUF file and assemble a cache for it.
 
         Args:
             path: the model; "smollm2" is SmolLM2-135M-Instruct, downloaded once.
             cache_config: a `uhrc_core.Config`, the path of a TOML file, or a mapping of the tables
-                such a file has.
-            overrides: ``"cache.page_size=16"``, applied to a file or a mapping.
+                such a file has; ``None``: the components and sizes that suit the model
+                (`uhrc_engine.assembly.default_config`).
+            overrides: ``"cache.page_size=16"``, applied to a file, a mapping or the default.
 
         Raises:
             WeightsError: the checkpoint cannot be loaded.
             ConfigError, PluginError: the cache cannot be assembled for this model.
         """
-        config = as_config(cache_config, overrides)
+        overrides = tuple(overrides)
+        config = as_config({} if cache_config is None else cache_config, overrides)
         path = fetch_smollm2() if path == "smollm2" else path
-        return cls.from_model(load_model(path, config.table(EngineTable)), config)
+        pretrained = load_model(path, config.table(EngineTable))
+        if cache_config is None:
+            config = default_config(pretrained, overrides)
+        return cls(build_parts(pretrained, config))
 
     @classmethod
-    def from_model(cls, pretrained: Pretrained, cache_config: Any) -> Engine:
+    def from_model(cls, pretrained: Pretrained, cache_config: Any = None) -> Engine:
         """`from_pretrained` for a model in memory; several engines can share its params."""
+        if cache_config is None:
+            cache_config = default_config(pretrained)
         return cls(build_parts(pretrained, as_config(cache_config)))
 
     def warmup(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import uhrc_core
 from tests.core.fake_plugins import FakeSite
 from uhrc_core.cli.app import make_app
 
@@ -337,3 +339,13 @@ def test_without_the_cli_extra_the_command_says_what_to_install(missing: str) ->
     assert result.stderr == (
         f"uhrc: the command line needs {missing}; run: pip install 'uhrc-core[cli]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    "command", [[Path(sys.executable).with_name("uhrc")], [sys.executable, "-m", "uhrc_core"]]
+)
+def test_the_version_is_the_distributions(command: list[object]) -> None:
+    result = subprocess.run(
+        [*map(str, command), "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == f"uhrc {version('uhrc-core')}\n" == f"uhrc {uhrc_core.__version__}\n"

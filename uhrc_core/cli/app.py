@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from uhrc_core import __version__
 from uhrc_core.cli.commands import check, describe, plugins, schema
 from uhrc_core.cli.new_plugin import new_plugin
 from uhrc_core.cli.plugin_commands import plugin_commands
@@ -31,11 +33,29 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for name, function in CORE_COMMANDS.items():
         app.command(name)(function)
     for name, function in _plugin_commands().items():
         app.command(name)(function)
     return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"uhrc {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _plugin_commands() -> dict[str, Callable[..., None]]:
