@@ -69,7 +69,7 @@ class BlockHashCache:
         return req
 
     def take(self, req: BlockRequest, upto: int) -> bool:
-        """Blocks for its first ``upto`` tokens; ``False``, and nothing changed: too few are left."""
+        """Blocks for its first ``upto`` tokens; ``False``, nothing changed: too few are left."""
         need = max(-(-upto // BLOCK) - len(req.blocks), 0)
         short = need - len(self.free)
         if short > len(self.idle):
