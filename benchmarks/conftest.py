@@ -1,11 +1,13 @@
 """The table of ratios: each benchmark compares two things measured in one run, side by side.
 
 A benchmark takes the `ratios` fixture and calls it with a name, the ratio it measured and the limit
-it must keep; the table is printed at the end, and a ratio over its limit fails the benchmark.
+it must keep; the table is printed at the end, and a ratio over its limit fails the benchmark. A
+limit of infinity says that the ratio is only reported.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -39,7 +41,7 @@ def ratios() -> CheckRatio:
     return check
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def best_of() -> Callable[[Callable[[], object], int], float]:
     """``best_of(call, rounds)``: the least seconds of several calls; noise only ever adds."""
 
@@ -60,4 +62,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("ratios (measured in this run / limit)")
     width = max(len(row.name) for row in _ROWS)
     for row in _ROWS:
-        terminalreporter.write_line(f"{row.name:{width}}  {row.ratio:8.2f} / {row.limit:.2f}")
+        limit = f"{row.limit:.2f}" if math.isfinite(row.limit) else "reported"
+        terminalreporter.write_line(f"{row.name:{width}}  {row.ratio:8.2f} / {limit}")

@@ -9,6 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,6 +25,15 @@ from uhrc_full.component import FullComponent
 
 BestOf = Callable[[Callable[[], object], int], float]
 CheckRatio = Callable[[str, float, float], None]
+
+
+@dataclass(slots=True)
+class Req:
+    rid: str
+    token_ids: np.ndarray
+    extra_key: None = None
+    dp_rank: int = 0
+    priority: int = 0
 
 
 def make_cache(
@@ -61,6 +71,33 @@ def test_match_against_one_compare_and_one_copy(
     floor = best_of(lambda: (tokens != other).argmax(), 200) + best_of(tokens.copy, 200)
     mine = best_of(lambda: cache.match_prefix(params), 200)
     ratios(f"match 131,072 tokens on {num_edges} edge(s) / compare + copy", mine / floor, limit)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_match_of_a_prompt_that_was_published_in_chunks(
+    finished: bool, best_of: BestOf, ratios: CheckRatio
+) -> None:
+    """One request publishes 131,072 tokens in 512 chunks, page 128; others hit all of them while it
+    runs and after it left."""
+    n, chunk = 131_072, 256
+    tokens = np.random.default_rng(0).integers(0, 150_000, n + 1).astype(np.int32)
+    cache = make_cache(n * 2, 128)
+    first = Req("first", tokens)
+    assert cache.admit_req(first, cache.match_req(first), n) is not None
+    for _ in range(0, n, chunk):
+        assert cache.extend_req(first, chunk) is not None
+        cache.advance_req(first, chunk)
+        cache.cache_unfinished_req(first)
+    if finished:
+        cache.cache_finished_req(first)
+    params = MatchPrefixParams(key=RadixKey(tokens[:n]))
+    assert cache.match_prefix(params).hit_len == n
+    indices, other = tokens[:n], tokens[:n].copy()
+    floor = best_of(lambda: (indices != other).argmax(), 200) + best_of(indices.copy, 200)
+    mine = best_of(lambda: cache.match_prefix(params), 200)
+    state = "after it left" if finished else "while it runs"
+    label = f"match 131,072 tokens that a request published in 512 chunks, {state}"
+    ratios(f"{label} / compare + copy", mine / floor, 3.0)
 
 
 def test_evicting_one_leaf_does_not_feel_the_number_of_leaves(ratios: CheckRatio) -> None:
@@ -110,13 +147,6 @@ def test_insert_costs_its_suffix(best_of: BestOf, ratios: CheckRatio) -> None:
 
 def test_a_workload_without_reuse_pays_little(ratios: CheckRatio) -> None:
     """Requests that share nothing: the tree's host work per token, against no cache at all."""
-
-    class Req:
-        extra_key = None
-        dp_rank = priority = 0
-
-        def __init__(self, rid: str, token_ids: np.ndarray) -> None:
-            self.rid, self.token_ids = rid, token_ids
 
     rng = np.random.default_rng(2)
     prompts = rng.integers(0, 150_000, (40, 4096)).astype(np.int32)
