@@ -49,11 +49,11 @@ def our_measure(path: Path) -> Measure:
     )
     runner.warmup()
     ids = np.random.default_rng(0).integers(0, 40000, CONTEXT)
-    kv = np.arange(CONTEXT, dtype=np.int32)
+    pages = np.arange(-(-CONTEXT // PAGE_SIZE), dtype=np.int32)
 
     def step(tokens: np.ndarray, start: int) -> np.ndarray:
         inputs = make_step_inputs(
-            [StepRow(tokens, start, {ComponentType.FULL: kv})],
+            [StepRow(tokens, start, {ComponentType.FULL: pages})],
             width=len(tokens),
             max_pages=runner.max_pages,
             page_size=PAGE_SIZE,

@@ -79,8 +79,7 @@ def make_inputs(batch: Batch) -> None:
 
 
 def _step_row(row: BatchRow) -> StepRow:
-    [(kind, indices)] = row.kv_indices.items()
-    return StepRow(row.token_ids, row.start, {kind.name.lower(): indices})
+    return StepRow(row.token_ids, row.start, row.page_tables)
 
 
 @dataclass(frozen=True)

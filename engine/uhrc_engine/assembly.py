@@ -19,7 +19,7 @@ from uhrc_core.errors import ConfigError
 from uhrc_core.indices import page_ceil
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.config import EngineTable
-from uhrc_engine.models.contract import RECURRENT, Model
+from uhrc_engine.models.contract import Model
 from uhrc_engine.runner import EXACT_ROWS, Bucket, Buckets, DevicePool, Runner
 from uhrc_engine.scheduler import FEATURES, SchedulerLimits
 from uhrc_engine.weights import Pretrained
@@ -79,13 +79,14 @@ def default_config(pretrained: Pretrained, overrides: Iterable[str] = ()) -> Con
         ConfigError, PluginError: as `uhrc_core.parse_config`.
     """
     kinds = {cache.component for cache in pretrained.model.layer_caches}
-    page_size = 128 if RECURRENT in kinds else 16
+    has_states = ComponentType.RECURRENT in kinds
+    page_size = 128 if has_states else 16
     max_context_len = min(pretrained.model.max_context_len, CONTEXT_LEN)
-    pages = -(-max_context_len // page_size)
-    components: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-    components["full"] = {"num_tokens": FULL_CONTEXTS * pages * page_size}
-    if RECURRENT in kinds:
-        components[RECURRENT] = {"enable_extra_buffer": True}
+    num_tokens = FULL_CONTEXTS * page_ceil(max_context_len, page_size)
+    components: dict[str, dict[str, Any]] = {kind.config_name: {} for kind in kinds}
+    components[ComponentType.FULL.config_name] = {"num_tokens": num_tokens}
+    if has_states:
+        components[ComponentType.RECURRENT.config_name] = {"enable_extra_buffer": True}
     cache = {
         "enable_unified_radix_tree": True,
         "page_size": page_size,

@@ -27,9 +27,9 @@ class BatchRow:
         request: whose tokens these are.
         start: absolute position of the first new token = tokens computed before this step.
         stop: position after the last new token.
-        kv_indices: by component with one index per token, int32[stop]: the pool index of every
-            token of the sequence, -1 where the component holds nothing of it any more. May be views
-            into the cache's tables: read them before the step is reported as dispatched.
+        page_tables: by component with one index per token, int32[n_pages]: the pages that hold the
+            tokens up to ``stop``, -1 where the component holds nothing of them any more. Views into
+            the cache's own: read them before the step is reported as dispatched.
         slots: where the row's recurrent state lies; ``None`` for a model without any.
         samples: whether ``stop`` is the end of the sequence, so that the step gives a new token.
     """
@@ -37,7 +37,7 @@ class BatchRow:
     request: LiveRequest
     start: int
     stop: int
-    kv_indices: Mapping[ComponentType, IndexArray]
+    page_tables: Mapping[ComponentType, IndexArray]
     slots: StateSlots | None
     samples: bool
 

@@ -365,14 +365,14 @@ class Engine:
 
 
 def _step_row(row: BatchRow, components: Sequence[ComponentType]) -> StepRow:
-    """With the pool indices of these components, which are those the model's layers read."""
-    kv_indices = {kind: row.kv_indices[kind] for kind in components}
+    """With the page tables of these components, which are those the model's layers read."""
+    page_tables = {kind: row.page_tables[kind] for kind in components}
     if row.slots is None:
-        return StepRow(row.token_ids, row.start, kv_indices)
+        return StepRow(row.token_ids, row.start, page_tables)
     return StepRow(
         row.token_ids,
         row.start,
-        kv_indices,
+        page_tables,
         state_slot=row.slots.running,
         track_slot=row.slots.track,
     )

@@ -212,18 +212,9 @@ class Scheduler:
                 shared = key.common_len(_prompt_key(other), 0, len(key))
                 # What it has computed it has published, as far as it ever will.
                 had = max(match.hit_len, self.cache.request_state(other.rid).computed_len)
-                if had < self._publishes(other, shared):
+                if had < self.cache.publishable_len(other, shared):
                     return True
         return False
-
-    def _publishes(self, req: LiveRequest, num_tokens: int) -> int:
-        """How many of its first tokens a request gives to others while it runs.
-
-        With recurrent layers: up to the last state that is kept, which is where a forward must end.
-        """
-        if self.cache.state_slots(req, 0, 1) is None:
-            return num_tokens - num_tokens % self.cache.page_size
-        return max(self.cache.cuts(req, 0, num_tokens + 1), default=0)
 
     def _admission_tokens(self, req: LiveRequest, hit_len: int) -> int:
         running = [
@@ -273,9 +264,9 @@ class Scheduler:
         self._head_blocked = False
 
     def _row(self, req: LiveRequest, start: int, stop: int) -> BatchRow:
-        indices = self.cache.token_indices(req, stop)
+        tables = self.cache.page_tables(req, stop)
         slots = self.cache.state_slots(req, start, stop)
-        return BatchRow(req, start, stop, indices, slots, samples=stop == len(req.token_ids))
+        return BatchRow(req, start, stop, tables, slots, samples=stop == len(req.token_ids))
 
     def _out_of_pages(self, req: LiveRequest) -> OutOfPagesError:
         return OutOfPagesError(

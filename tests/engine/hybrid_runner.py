@@ -54,8 +54,7 @@ class Sequencer:
         """`ids` from position `start` on, in the pages of `sequence` (0 to 2)."""
         pages = np.arange(POOL_TOKENS // PAGE_SIZE)[sequence * MAX_PAGES :][:MAX_PAGES]
         pages = np.random.default_rng(sequence).permutation(pages)
-        kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel().astype(np.int32)
-        return StepRow(ids, start, {FULL: kv}, state_slot=slot, track_slot=track)
+        return StepRow(ids, start, {FULL: pages}, state_slot=slot, track_slot=track)
 
     def step(self, rows: Sequence[StepRow], width: int) -> np.ndarray:
         """float32[rows, vocab]."""

@@ -6,10 +6,12 @@ import itertools
 import random
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tests.engine.paging import token_indices
 from tests.recurrent.fake_device import FakeDevice
 from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.eviction import LRU
@@ -103,7 +105,7 @@ class Sim:
         batch = self.scheduler.next_batch()
         self.device.check()
         if batch is not None:
-            self.batches.append(batch)
+            self.batches.append(_kept(batch))
             self._clone(batch)
             self._check_slots_are_distinct(batch)
             tokens = [self._forward(row) for row in batch.rows]
@@ -135,8 +137,9 @@ class Sim:
 
     def _forward(self, row: BatchRow) -> int:
         marks = marks_of(row.request.token_ids[: row.stop])
-        assert row.kv_indices.keys() == self.reach.keys()
-        for kind, indices in row.kv_indices.items():
+        assert row.page_tables.keys() == self.reach.keys()
+        for kind, pages in row.page_tables.items():
+            indices = token_indices(pages, row.stop, self.cache.page_size)
             places, first = self.written[kind], max(row.start + 1 - self.reach[kind], 0)
             assert len(indices) == row.stop and min(indices[first:]) >= 0, "a token has no place"
             for position in range(row.start, row.stop):
@@ -197,3 +200,12 @@ def play_random_traffic(sim: Sim, rng: random.Random, about: str) -> None:
         whole = expected_output(tokens, count)
         got = sim.output(rid)
         assert got == (whole[: len(got)] if rid in aborted else whole), f"{about}, {rid}"
+
+
+def _kept(batch: Batch) -> Batch:
+    """With copies of the page tables, which are the cache's own."""
+    rows = (
+        replace(row, page_tables={kind: t.copy() for kind, t in row.page_tables.items()})
+        for row in batch.rows
+    )
+    return replace(batch, rows=tuple(rows))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.engine.paging import page_tables
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import StepRow, make_step_inputs
 from uhrc_engine.runner import Buckets, Runner
@@ -65,7 +66,7 @@ class WindowSequencer:
             swa[:first_seen] = -1
             places = {FULL: self.indices[FULL], SWA: swa}
             own = {kind: places[kind] for kind in self.runner.model.paged_components}
-            row = StepRow(ids[start:end], start, own)
+            row = StepRow(ids[start:end], start, page_tables(own, self.page_size))
             inputs = make_step_inputs(
                 [row], width=width, max_pages=self.max_pages, page_size=self.page_size
             )

@@ -43,10 +43,9 @@ def case(request, tmp_path_factory):
 def feed(runner: Runner, ids: np.ndarray, cuts: tuple[int, ...], width: int = 192) -> np.ndarray:
     """Logits after each chunk [cuts[i], cuts[i + 1]), over pages in a scattered order."""
     pages = np.random.default_rng(1).permutation(POOL_TOKENS // PAGE_SIZE)[:MAX_PAGES]
-    kv = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1).astype(np.int32)
     logits = []
     for start, end in pairwise(cuts):
-        row = StepRow(ids[start:end], start, {ComponentType.FULL: kv})
+        row = StepRow(ids[start:end], start, {ComponentType.FULL: pages})
         inputs = make_step_inputs([row], width=width, max_pages=MAX_PAGES, page_size=PAGE_SIZE)
         logits.append(np.asarray(runner.step(inputs))[0])
     return np.stack(logits)

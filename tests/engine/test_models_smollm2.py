@@ -51,17 +51,18 @@ def answers(path):
         )
 
     prompts = [GOLDENS[f"prompt_{i}"] for i in range(COUNT)]
-    kv = np.arange(COUNT * context, dtype=np.int32).reshape(COUNT, context)
+    pages = np.arange(COUNT * context // PAGE_SIZE, dtype=np.int32).reshape(COUNT, -1)
     first = np.zeros((COUNT, loaded.model.vocab_size), np.float32)
     for i, prompt in enumerate(prompts):
         for start in range(0, len(prompt), CHUNK):
             first[i] = step(
-                [StepRow(prompt[start : start + CHUNK], start, {ComponentType.FULL: kv[i]})], CHUNK
+                [StepRow(prompt[start : start + CHUNK], start, {ComponentType.FULL: pages[i]})],
+                CHUNK,
             )[0]
     tokens = [first.argmax(axis=-1)]
     for new in range(golden.NEW_TOKENS - 1):
         rows = [
-            StepRow([tokens[-1][i]], len(prompts[i]) + new, {ComponentType.FULL: kv[i]})
+            StepRow([tokens[-1][i]], len(prompts[i]) + new, {ComponentType.FULL: pages[i]})
             for i in range(COUNT)
         ]
         tokens.append(sample(step(rows, 1), [SamplingParams()] * COUNT, [0] * COUNT))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.engine.paging import token_indices
 from tests.oracle import tiny
 from uhrc_core.kinds import ComponentType
 from uhrc_engine.models.contract import PADDING_INDEX, StepInputs, StepRow, make_step_inputs
@@ -24,7 +25,7 @@ MODELS = {"llama": "llama_gqa_untied", "deepseek": "deepseek_v2_lite"}
 CONTEXT, POOL_TOKENS = 512, 2048
 IDS = np.random.default_rng(0).integers(0, 64, CONTEXT).astype(np.int32)
 OTHER_IDS = IDS[::-1]
-NINE = {FULL: np.arange(9)}
+NINE = {FULL: np.arange(3)}
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,9 @@ def make_runner(loaded, page_size: int, max_pages: int | None = None) -> Runner:
 
 
 def place(page_size: int, seed: int) -> dict[ComponentType, np.ndarray]:
-    """Pool indices of a sequence over scattered pages; different seeds share no page."""
+    """Page table of a sequence over scattered pages; different seeds share no page."""
     pages = np.arange(POOL_TOKENS // page_size).reshape(-1, CONTEXT // page_size)[seed]
-    pages = np.random.default_rng(seed).permutation(pages)
-    indices = (pages[:, None] * page_size + np.arange(page_size)).ravel().astype(np.int32)
-    return {FULL: indices}
+    return {FULL: np.random.default_rng(seed).permutation(pages).astype(np.int32)}
 
 
 def step(runner: Runner, rows: list[StepRow], width: int) -> np.ndarray:
@@ -148,7 +147,8 @@ def test_only_the_new_tokens_are_written(llama16):
     kv = place(16, 0)
     prefill(runner, kv, (0, 37))
     step(runner, [StepRow(IDS[37:38], 37, kv), StepRow(IDS[:1], 0, place(16, 1))], 1)
-    written = {*kv[FULL][:38].tolist(), int(place(16, 1)[FULL][0])}
+    first = token_indices(kv[FULL], 38, 16).tolist()
+    written = {*first, *token_indices(place(16, 1)[FULL], 1, 16).tolist()}
     for arrays in pool.read(np.arange(POOL_TOKENS)):
         for array in arrays:
             filled = ~np.isnan(array).any(axis=(1, 2))
@@ -221,7 +221,7 @@ def test_a_prefill_bucket_below_64_token_rows_is_refused():
         (StepRow([1] * 5, 0, NINE), "row 0 has 5 new tokens"),
         (
             StepRow([1] * 4, 4, {FULL: [4]}),
-            r"row 0: 1 kv_indices \(FULL\) for 8 tokens",
+            r"row 0: 1 pages \(FULL\) for 8 tokens",
         ),
         (StepRow([1], 8, NINE), "row 0 needs 3 pages; the page table holds 2"),
         (
@@ -236,7 +236,7 @@ def test_rows_that_do_not_fit_are_refused(row, message):
 
 
 def test_padding_rows_and_columns_write_no_token_and_no_state():
-    rows = [StepRow([7, 8], 0, {FULL: np.arange(2)}, state_slot=3, track_slot=5)]
+    rows = [StepRow([7, 8], 0, {FULL: np.arange(1)}, state_slot=3, track_slot=5)]
     inputs = make_step_inputs(rows, width=2, max_pages=1, page_size=4)
     padded = pad_inputs(inputs, Bucket(3, 4), max_pages=2)
     np.testing.assert_array_equal(padded.state_slots, [3, PADDING_INDEX, PADDING_INDEX])
@@ -250,7 +250,7 @@ def test_padding_rows_and_columns_write_no_token_and_no_state():
 
 
 def test_step_inputs_describe_the_rows():
-    kv = {FULL: np.array([8, 9, 10, 11, 4, 5], np.int32)}
+    kv = {FULL: np.array([2, 1], np.int32)}
     inputs = make_step_inputs([StepRow([7, 8], 4, kv)], width=3, max_pages=3, page_size=4)
     assert isinstance(inputs, StepInputs)
     np.testing.assert_array_equal(inputs.token_ids, [[7, 8, 0]])
@@ -263,11 +263,7 @@ def test_step_inputs_describe_the_rows():
 
 
 def test_pages_that_have_left_the_window_are_entry_0_and_the_others_stay():
-    """Tokens 0 to 4 have no place in the SWA pool any more; token 5 keeps page 1 alive."""
-    kv = {
-        FULL: np.arange(11),
-        SWA: np.array([-1] * 5 + [41, 42, 43, 12, 13, 14]),
-    }
+    kv = {FULL: np.arange(3), SWA: np.array([-1, 10, 3])}
     places = make_step_inputs([StepRow([7, 8], 9, kv)], width=2, max_pages=4, page_size=4).places
     np.testing.assert_array_equal(places[FULL].page_table, [[0, 1, 2, 0]])
     np.testing.assert_array_equal(places[SWA].page_table, [[0, 10, 3, 0]])

@@ -44,11 +44,11 @@ def test_rows_say_where_the_window_is_and_nothing_before_it() -> None:
     serve(sim, "a", prompt(33), 10)
     for batch in sim.batches:
         [row] = batch.rows
-        places = row.kv_indices[SWA]
-        gone = int((places < 0).sum())
-        assert (places[:gone] < 0).all() and (places[gone:] >= 0).all()
+        pages = row.page_tables[SWA]
+        gone = int((pages < 0).sum())
+        assert (pages[:gone] < 0).all() and (pages[gone:] >= 0).all()
         # The window of the row's first token and one page are kept, in whole pages.
-        assert gone == max(row.start - 6 - PAGE, 0) // PAGE * PAGE
+        assert gone == max(row.start - 6 - PAGE, 0) // PAGE
 
 
 @pytest.mark.parametrize("window", [1, 4, 6, 8, 30])

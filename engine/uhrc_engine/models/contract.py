@@ -98,9 +98,9 @@ class StepRow:
     """int32[n] the new tokens, n >= 1."""
     start: int
     """Absolute position of the first new token = tokens already in the pool for this row."""
-    kv_indices: Mapping[ComponentType, IntArray]
-    """By component kind, int32[>= start + n]: the pool token index of every token of the sequence,
-    in order; -1 for an earlier token that no layer of that component can see any more."""
+    page_tables: Mapping[ComponentType, IntArray]
+    """By component kind, int32[>= pages of start + n tokens]: the pool's pages that hold the
+    sequence, in order; -1 for a page that no layer of that component can see any more."""
     state_slot: int | None = None
     """Global slot of the running recurrent state; None only for a model without one."""
     track_slot: int | None = None
@@ -112,10 +112,10 @@ def make_step_inputs(
 ) -> StepInputs:
     """Packs rows into fresh numpy arrays of shape [len(rows), width]; the Runner pads the rows.
 
-    All rows name the same components in `kv_indices`; so do the inputs' `places`.
+    All rows name the same components in `page_tables`; so do the inputs' `places`.
 
     Raises ValueError when a row is empty, longer than `width`, needs more than `max_pages` pages,
-    has fewer `kv_indices` than tokens, or no place for a new one.
+    has fewer pages than its tokens fill, or no place for a new one.
     """
     count = len(rows)
     token_ids = np.zeros((count, width), np.int32)
@@ -143,7 +143,7 @@ def make_step_inputs(
         positions=positions,
         places={
             kind: _token_places(rows, kind, width, max_pages, page_size)
-            for kind in (rows[0].kv_indices if rows else ())
+            for kind in (rows[0].page_tables if rows else ())
         },
         kv_lens=kv_lens,
         q_lens=q_lens,
@@ -159,16 +159,18 @@ def _token_places(
     write_indices = np.full((len(rows), width), PADDING_INDEX, np.int32)
     page_table = np.zeros((len(rows), max_pages), np.int32)
     for r, row in enumerate(rows):
-        n, end = len(row.token_ids), row.start + len(row.token_ids)
-        indices = row.kv_indices[kind][:end]
-        if len(indices) < end:
-            raise ValueError(f"row {r}: {len(indices)} kv_indices ({kind.name}) for {end} tokens")
-        write_indices[r, :n] = indices[row.start :]
-        if write_indices[r, :n].min() < 0:
+        start, end = row.start, row.start + len(row.token_ids)
+        num_pages = page_ceil(end, page_size) // page_size
+        pages = row.page_tables[kind][:num_pages]
+        if len(pages) < num_pages:
+            raise ValueError(f"row {r}: {len(pages)} pages ({kind.name}) for {end} tokens")
+        written = np.asarray(pages[start // page_size :])
+        if written.min() < 0:
             raise ValueError(f"row {r}: a new token has no place in the {kind.name} pool (-1)")
-        # A page's last token is the one that stays longest in a window.
-        lasts = np.minimum(np.arange(page_size, end + page_size, page_size), end) - 1
-        page_table[r, : len(lasts)] = np.maximum(indices[lasts], 0) // page_size
+        first = start // page_size * page_size
+        indices = (written[:, None] * page_size + np.arange(page_size)).reshape(-1)
+        write_indices[r, : end - start] = indices[start - first : end - first]
+        np.maximum(pages, 0, out=page_table[r, :num_pages])
     return TokenPlaces(write_indices, page_table)
 
 
