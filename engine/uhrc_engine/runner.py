@@ -25,10 +25,15 @@ EXACT_ROWS = 64
 """Rows of a matrix product from which on XLA's CPU kernels give a row the same bits whatever the
 number of rows. Prefill steps have at least this many."""
 
-_EXACT_ON_CPU: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
-"""Compile options of prefill steps on a CPU: no fusions of YNNPACK, whose kernels are chosen by the
-step's shape and the processor, so that a row's bits would depend on the rows beside it (seen on
-AVX2-only processors). Prefill is as fast without; decode is half as fast, and keeps them."""
+_EXACT_ON_CPU: dict[str, str | bool] = {
+    "xla_cpu_experimental_ynn_fusion_type": "",
+    "xla_cpu_multi_thread_eigen": True,
+}
+"""Compile options of prefill steps on a CPU. A row's bits must not depend on the rows beside it, and
+on processors with AVX2 alone they do in two kinds of matrix products: those of YNNPACK, whose kernels
+are chosen by the step's shape and the processor, and Eigen's on a single thread, which take the last
+rows of a block in another order. Prefill is as fast without; decode is half as fast without YNNPACK,
+and its shapes do not change."""
 
 
 class DevicePool(Protocol):
