@@ -29,11 +29,12 @@ _EXACT_ON_CPU: dict[str, str | bool] = {
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_cpu_multi_thread_eigen": True,
 }
-"""Compile options of prefill steps on a CPU. A row's bits must not depend on the rows beside it, and
-on processors with AVX2 alone they do in two kinds of matrix products: those of YNNPACK, whose kernels
-are chosen by the step's shape and the processor, and Eigen's on a single thread, which take the last
-rows of a block in another order. Prefill is as fast without; decode is half as fast without YNNPACK,
-and its shapes do not change."""
+"""Compile options of prefill steps on a CPU: a row's bits do not depend on the rows beside it.
+
+On processors with AVX2 alone they would, in two kinds of matrix products: those of YNNPACK, whose
+kernels are chosen by the step's shape and the processor, and Eigen's on a single thread. Prefill is
+as fast so; decode, whose shapes do not change, would be half as fast without YNNPACK and keeps it.
+"""
 
 
 class DevicePool(Protocol):

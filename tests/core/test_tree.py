@@ -231,9 +231,9 @@ def test_a_reader_that_comes_late_or_falls_behind_gets_the_whole_tree() -> None:
     assert set(_mirror(late)) == {node.id for node in cache.nodes()[1:]}
     log = EventLog(num_tokens_max=3)
     assert log.take([]) == [CacheEvent(EventKind.RESET)]
-    log.add(CacheEvent(EventKind.STORED, 1, 0, RadixKey([1, 2, 3])))
+    log.add(EventKind.STORED, 1, 0, RadixKey([1, 2, 3]))
     assert len(log.take([])) == 1
-    log.add(CacheEvent(EventKind.STORED, 2, 0, RadixKey([1, 2, 3, 4])))
+    log.add(EventKind.STORED, 2, 0, RadixKey([1, 2, 3, 4]))
     assert log.take([]) == [CacheEvent(EventKind.RESET)]
 
 

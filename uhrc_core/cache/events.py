@@ -49,9 +49,13 @@ class EventLog:
         self._num_tokens = 0
         self._events: list[CacheEvent] | None = None
 
-    def add(self, event: CacheEvent) -> None:
+    def add(
+        self, kind: EventKind, node_id: int, parent_id: int = 0, key: RadixKey | None = None
+    ) -> None:
+        """Record a change; costs nothing while nobody reads."""
         if self._events is None:
             return
+        event = CacheEvent(kind, node_id, parent_id, key)
         self._num_tokens += 1 if event.key is None else len(event.key)
         if self._num_tokens > self._num_tokens_max:
             self._events = None

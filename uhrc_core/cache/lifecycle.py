@@ -42,6 +42,8 @@ from uhrc_core.kinds import ComponentType
 from uhrc_core.pools import ReqToTokenPool
 from uhrc_core.pools.ledger import Owner
 
+_REQUEST = Owner.REQUEST  # an enum's members are slow to look up
+
 
 class RequestLifecycle(ABC):
     """The request half of the base interface; `BasePrefixCache` adds the primitives."""
@@ -251,13 +253,17 @@ class RequestLifecycle(ABC):
 
     def _extend(self, state: RequestState, num_tokens: int) -> bool:
         """Take pool space of every component, or of none."""
-        with ExitStack() as undo:
+        taken = 0
+        try:
             for holding in state.holdings:
                 if not holding.extend(num_tokens):
-                    return False
-                undo.callback(holding.undo_extend, num_tokens)
-            undo.pop_all()
-        return True
+                    break
+                taken += 1
+        finally:
+            complete = taken == len(state.holdings)
+            for holding in () if complete else state.holdings[:taken][::-1]:
+                holding.undo_extend(num_tokens)
+        return complete
 
     def advance_req(self, req: Request, num_tokens: int) -> None:
         """The forward that writes the request's next ``num_tokens`` tokens has been dispatched."""
@@ -342,6 +348,8 @@ class RequestLifecycle(ABC):
         if result is None:
             return
         old = state.lock
+        if result.node is old.node:
+            return  # it has grown, and is locked as a whole
         state.lock = self.inc_lock_ref(result.node)
         self.dec_lock_ref(old.node, old.to_dec_params())
         for holding in state.holdings:
@@ -406,7 +414,7 @@ class RequestLifecycle(ABC):
             return None
         key, value = known.prefix(seqlen), state.indices(start, seqlen)
         result = self._insert(
-            Insertion(key, start, value, Owner.REQUEST, priority=priority, **fields), state
+            Insertion(key, start, value, _REQUEST, priority=priority, **fields), state
         )
         for holding in reversed(state.holdings):
             holding.published(result)

@@ -150,7 +150,7 @@ class UnifiedRadixCache(BasePrefixCache):
     ) -> Sequence[int]:
         """Where nodes must end, ascending. Nothing has changed yet when this raises."""
         key, length = insertion.key, len(insertion.key)
-        if insertion.giver is Owner.CALLER:
+        if insertion.giver is not Owner.REQUEST:
             if insertion.start > prefix_len:
                 raise InvalidParamsError(
                     f"prev_prefix_len: {insertion.start} must be at most the {prefix_len} tokens "
@@ -186,7 +186,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._walker.forget(parent, child_key)
         for component in self.components:
             component.fill(node, insertion)
-        self._events.add(CacheEvent(EventKind.STORED, node.id, parent.id, edge))
+        self._events.add(EventKind.STORED, node.id, parent.id, edge)
         return node
 
     def _may_grow(self, leaf: UnifiedTreeNode, stop: int, insertion: Insertion) -> bool:
@@ -209,7 +209,7 @@ class UnifiedRadixCache(BasePrefixCache):
         leaf.end = stop
         for component in self.components:
             component.grow(leaf, insertion)
-        self._events.add(CacheEvent(EventKind.GROWN, leaf.id, key=more))
+        self._events.add(EventKind.GROWN, leaf.id, key=more)
 
     def _split(self, node: UnifiedTreeNode, depth: int) -> UnifiedTreeNode:
         """Put a new node between ``node`` and its parent that ends at ``depth``; returns it."""
@@ -224,7 +224,7 @@ class UnifiedRadixCache(BasePrefixCache):
         upper.children[self._walker.child_key(upper, node.key, 0)] = node
         for component in self.components:
             component.split(upper, node)
-        self._events.add(CacheEvent(EventKind.SPLIT, node.id, upper.id, upper.key))
+        self._events.add(EventKind.SPLIT, node.id, upper.id, upper.key)
         return upper
 
     def _new_node(
@@ -364,7 +364,7 @@ class UnifiedRadixCache(BasePrefixCache):
         del self._nodes[node.id]
         node.parent = None
         self._walker.remember(parent, child_key)
-        self._events.add(CacheEvent(EventKind.REMOVED, node.id))
+        self._events.add(EventKind.REMOVED, node.id)
         return parent
 
     # -- host tier -----------------------------------------------------------------------------

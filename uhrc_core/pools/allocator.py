@@ -13,6 +13,8 @@ from uhrc_core.errors import InvalidIndexError, InvalidParamsError
 from uhrc_core.indices import IndexArray, index_array
 from uhrc_core.pools.ledger import Ledger, Owner
 
+_REQUEST = Owner.REQUEST  # an enum's members are slow to look up
+
 
 class PagedIndexAllocator:
     """A free list of pages per dp rank; what it hands out are indices, ``page_size`` to a page.
@@ -109,11 +111,11 @@ class PagedIndexAllocator:
         """
         if num_pages > self.ledger.counts[dp_rank].free:
             return None
-        return self._pop(num_pages, dp_rank, Owner.REQUEST)
+        return self._pop(num_pages, dp_rank, _REQUEST)
 
     def give_up_pages(self, pages: IndexArray, dp_rank: int) -> None:
         """A live request's pages become free."""
-        self.ledger.give_back(pages, dp_rank, Owner.REQUEST)
+        self.ledger.give_back(pages, dp_rank, _REQUEST)
         self._push(pages, dp_rank)
 
     # -- the tree ------------------------------------------------------------------------------
@@ -160,27 +162,27 @@ class PagedIndexAllocator:
 
     def free_pages(self, dp_rank: int) -> IndexArray:
         """int32[n_free], the free list with the next page last, a view; for audit and digest."""
-        return self._stacks[dp_rank, : self.ledger.counts[dp_rank].free]
+        return self._stacks[dp_rank][: self.ledger.counts[dp_rank].free]
 
     def reset(self) -> None:
         """Free everything, whoever owns it."""
         self.ledger = Ledger(self.ledger.num_pages, self.dp_size)
         self._stacks = self._full_stacks()
 
-    def _full_stacks(self) -> IndexArray:
+    def _full_stacks(self) -> tuple[IndexArray, ...]:
         # A rank's stack is as high as its count of free pages, so no height is kept beside it.
         one = np.arange(self.ledger.num_pages - 1, -1, -1, dtype=np.int32)
-        return np.tile(one, (self.dp_size, 1))
+        return tuple(one.copy() for _ in range(self.dp_size))
 
     def _pop(self, num_pages: int, dp_rank: int, owner: Owner) -> IndexArray:
         height = self.ledger.counts[dp_rank].free
-        pages = self._stacks[dp_rank, height - num_pages : height][::-1].copy()
+        pages = self._stacks[dp_rank][height - num_pages : height][::-1].copy()
         self.ledger.take(pages, dp_rank, owner)
         return pages
 
     def _push(self, pages: IndexArray, dp_rank: int) -> None:
         height = self.ledger.counts[dp_rank].free
-        self._stacks[dp_rank, height - len(pages) : height] = pages[::-1]
+        self._stacks[dp_rank][height - len(pages) : height] = pages[::-1]
 
     def indices_of(self, pages: IndexArray) -> IndexArray:
         """int32[n_pages * page_size]: all indices of pages, in order."""

@@ -34,6 +34,8 @@ class Owner(IntEnum):
     TREE = 3
 
 
+# An enum's members are slow to look up, and each change of hands needs some.
+_FREE, _CALLER, _TREE = Owner.FREE, Owner.CALLER, Owner.TREE
 _OWNER_NAMES = ("free", "held by the caller", "a live request's", "owned by the tree")
 
 
@@ -59,26 +61,26 @@ class Ledger:
         self.num_pages = num_pages
         self.dp_size = dp_size
         self.counts = tuple(RankCounts(free=num_pages) for _ in range(dp_size))
-        self._owner = np.zeros((dp_size, num_pages), np.uint8)
+        self._owner = tuple(np.zeros(num_pages, np.uint8) for _ in range(dp_size))
         self._stamp = np.zeros(num_pages, np.int32)
 
     def take(self, pages: IndexArray, dp_rank: int, owner: Owner = Owner.CALLER) -> None:
         """free → a caller's or a live request's."""
-        self._move(pages, dp_rank, Owner.FREE, owner)
+        self._move(pages, dp_rank, _FREE, owner)
         counts = self.counts[dp_rank]
         counts.free -= len(pages)
         counts.active += len(pages)
 
     def give_back(self, pages: IndexArray, dp_rank: int, owner: Owner = Owner.CALLER) -> None:
         """a caller's or a live request's → free."""
-        self._move(pages, dp_rank, owner, Owner.FREE)
+        self._move(pages, dp_rank, owner, _FREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         counts.free += len(pages)
 
     def adopt(self, pages: IndexArray, dp_rank: int, giver: Owner, *, protected: bool) -> None:
         """a caller's or a live request's → tree."""
-        self._move(pages, dp_rank, giver, Owner.TREE)
+        self._move(pages, dp_rank, giver, _TREE)
         counts = self.counts[dp_rank]
         counts.active -= len(pages)
         if protected:
@@ -88,7 +90,7 @@ class Ledger:
 
     def reclaim(self, pages: IndexArray, dp_rank: int) -> None:
         """tree (evictable) → free."""
-        self._move(pages, dp_rank, Owner.TREE, Owner.FREE)
+        self._move(pages, dp_rank, _TREE, _FREE)
         counts = self.counts[dp_rank]
         counts.evictable -= len(pages)
         counts.free += len(pages)
@@ -109,10 +111,10 @@ class Ledger:
 
     def check_held(self, pages: IndexArray, dp_rank: int) -> None:
         """Raise unless every page is a caller's and named once; changes nothing."""
-        self._expect(pages, dp_rank, Owner.CALLER)
+        self._expect(pages, dp_rank, _CALLER)
 
     def pages_of_tree(self, dp_rank: int) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self._owner[dp_rank] == Owner.TREE)
+        return np.flatnonzero(self._owner[dp_rank] == _TREE)
 
     def check_rank(self, dp_rank: int) -> None:
         """Raise `InvalidParamsError` for a rank these pools do not have."""
@@ -130,19 +132,19 @@ class Ledger:
             return
         try:
             # As unsigned numbers, so that a negative page is out of range, too.
-            owners = self._owner[dp_rank].take(pages.view(np.uint32))
+            owners = self._owner[dp_rank].take(pages.view(np.uint32)).tobytes()
         except IndexError:
             bad = pages[(pages < 0) | (pages >= self.num_pages)][0]
             raise InvalidIndexError(
                 f"page {bad} is outside [0, {self.num_pages}) on dp_rank {dp_rank}"
             ) from None
-        if (owners != owner).any():
-            at = int((owners != owner).argmax())
+        if owners.count(owner) != len(owners):
+            at = next(at for at, found in enumerate(owners) if found != owner)
             raise InvalidIndexError(
                 f"page {pages[at]} on dp_rank {dp_rank} is {_OWNER_NAMES[owners[at]]}, "
                 f"but the call needs pages {_OWNER_NAMES[owner]}"
             )
-        if owner is Owner.CALLER:  # nobody else's arrays could name a page twice
+        if owner is _CALLER:  # nobody else's arrays could name a page twice
             self._expect_once(pages, dp_rank)
 
     def _expect_once(self, pages: IndexArray, dp_rank: int) -> None:
