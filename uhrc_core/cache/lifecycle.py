@@ -412,7 +412,8 @@ class RequestLifecycle(ABC):
         start = state.protected_len
         if seqlen <= start:
             return None
-        key, value = known.prefix(seqlen), state.indices(start, seqlen)
+        key = known if len(known) == seqlen else known.prefix(seqlen)
+        value = state.indices(start, seqlen)
         result = self._insert(
             Insertion(key, start, value, _REQUEST, priority=priority, **fields), state
         )

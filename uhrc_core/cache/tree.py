@@ -41,11 +41,10 @@ from uhrc_core.cache.walk import TreeWalker, Walk
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
-from uhrc_core.pools.ledger import Owner
 
 #: A request's own leaf grows with it up to this many tokens. A match then passes few nodes, and a
 #: publish copies a bounded piece, so that a prompt's cost stays linear in its length.
-EDGE_TOKENS_MAX = 32_768
+EDGE_TOKENS_MAX = 16_384
 
 
 class UnifiedRadixCache(BasePrefixCache):
@@ -119,7 +118,9 @@ class UnifiedRadixCache(BasePrefixCache):
         key, length = insertion.key, len(insertion.key)
         begin = self._root if holder is None else holder.lock.node
         below, prefix_len = self._walker.descend(key, length, begin)
-        cuts = self._check_insert(insertion, below, prefix_len)
+        if holder is None:
+            self._check_insert(insertion, prefix_len)
+        cuts = self._cuts(insertion, below, prefix_len)
         self._now += 1
         insertion.now = self._now
         for node in [*begin.path_to_root()][::-1]:
@@ -131,11 +132,12 @@ class UnifiedRadixCache(BasePrefixCache):
                 node = self._split(child, stop) if stop < child.end else child
                 self._pass(node, insertion)
                 ends.append(node)
-        for stop in [cut for cut in cuts if prefix_len < cut < length] + [length]:
+        leaf = None if holder is None else holder.leaf
+        for stop in (*[cut for cut in cuts if prefix_len < cut < length], length):
             if node.end == stop:
                 continue
-            if holder is not None and node is holder.leaf and self._may_grow(node, stop, insertion):
-                self._grow(node, stop, insertion)
+            if node is leaf and self._may_grow(leaf, stop, insertion):
+                self._grow(leaf, stop, insertion)
             else:
                 node = self._append(node, key.slice(node.end, stop), insertion)
                 ends.append(node)
@@ -145,22 +147,24 @@ class UnifiedRadixCache(BasePrefixCache):
         self._stats.inserted_num_snapshots += insertion.recurrent_value is not None and all(taken)
         return InsertResult(prefix_len, length, node, recurrent_exist=not all(taken))
 
-    def _check_insert(
+    def _check_insert(self, insertion: Insertion, prefix_len: int) -> None:
+        """Raise for what a caller offers and cannot be taken; nothing has changed yet."""
+        key, length = insertion.key, len(insertion.key)
+        if insertion.start > prefix_len:
+            raise InvalidParamsError(
+                f"prev_prefix_len: {insertion.start} must be at most the {prefix_len} tokens of "
+                "this key that the tree holds"
+            )
+        new = self.token_allocator.pages(insertion.indices(prefix_len, length))
+        self.token_allocator.ledger.check_held(new, key.dp_rank)
+        for component in self.components:
+            component.check_insert(insertion)
+
+    def _cuts(
         self, insertion: Insertion, path: Sequence[UnifiedTreeNode], prefix_len: int
     ) -> Sequence[int]:
-        """Where nodes must end, ascending. Nothing has changed yet when this raises."""
-        key, length = insertion.key, len(insertion.key)
-        if insertion.giver is not Owner.REQUEST:
-            if insertion.start > prefix_len:
-                raise InvalidParamsError(
-                    f"prev_prefix_len: {insertion.start} must be at most the {prefix_len} tokens "
-                    "of this key that the tree holds"
-                )
-            new = self.token_allocator.pages(insertion.indices(prefix_len, length))
-            self.token_allocator.ledger.check_held(new, key.dp_rank)
-            for component in self.components:
-                component.check_insert(insertion)
-        cuts = set[int]()
+        """Where nodes must end, ascending; raises if that cannot be, and nothing has changed."""
+        length, cuts = len(insertion.key), list[int]()
         for component in self.components:
             for cut in component.insert_cuts(insertion, path, prefix_len):
                 if cut % self.page_size or not 0 < cut <= length:
@@ -168,8 +172,8 @@ class UnifiedRadixCache(BasePrefixCache):
                         f"{component.kind.name}: seqlen {cut} must be whole pages of "
                         f"{self.page_size} within the key's {length} tokens"
                     )
-                cuts.add(cut)
-        return sorted(cuts)
+                cuts.append(cut)
+        return sorted(set(cuts)) if cuts else ()
 
     def _pass(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
         """An insert passes through an existing node."""
@@ -196,10 +200,10 @@ class UnifiedRadixCache(BasePrefixCache):
         that end there and are not locked yet remember how long they are (`_node_of`).
         """
         return (
-            leaf.is_leaf
-            and leaf.component_data[ComponentType.FULL].lock_ref == 1
+            not leaf.children
+            and leaf.component_data[0].lock_ref == 1  # FULL's
             and stop - leaf.start <= EDGE_TOKENS_MAX
-            and all(component.may_grow(leaf, insertion) for component in self.components)
+            and all([component.may_grow(leaf, insertion) for component in self.components])
         )
 
     def _grow(self, leaf: UnifiedTreeNode, stop: int, insertion: Insertion) -> None:
