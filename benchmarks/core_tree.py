@@ -167,7 +167,4 @@ def test_a_workload_without_reuse_pays_little(ratios: CheckRatio) -> None:
 
     tree = min(serve(UnifiedRadixCache) for _ in range(5))
     none = min(serve(ChunkCache) for _ in range(5))
-    tokens = prompts.size
-    # One forward of 512 tokens takes the smallest model milliseconds; this is microseconds.
     ratios("host work per request without reuse: tree / no cache", tree / none, 6.0)
-    assert tree / tokens < 2e-6, f"{tree / tokens:.2e} s a token"

@@ -136,8 +136,8 @@ class UnifiedRadixCache(BasePrefixCache):
         for stop in (*[cut for cut in cuts if prefix_len < cut < length], length):
             if node.end == stop:
                 continue
-            if node is leaf and self._may_grow(leaf, stop, insertion):
-                self._grow(leaf, stop, insertion)
+            if node is leaf and self._may_grow(node, stop, insertion):
+                self._grow(node, stop, insertion)
             else:
                 node = self._append(node, key.slice(node.end, stop), insertion)
                 ends.append(node)

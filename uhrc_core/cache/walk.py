@@ -70,11 +70,9 @@ class TreeWalker:
         path: list[UnifiedTreeNode] = []
         page, page_size, starts_with = key.page, self._page_size, key.starts_with
         pos = begin.end
-        child = (
-            begin.children.get(self.child_key(begin, key, pos))
-            if begin.children and pos < limit
-            else None
-        )
+        child = None
+        if begin.children and pos < limit:
+            child = begin.children.get(self.child_key(begin, key, pos))
         while child is not None:
             path.append(child)
             if child.end > limit or not starts_with(child.key, pos):
