@@ -10,7 +10,7 @@ primitives, the components and their holdings.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,15 +19,12 @@ from typing import Any
 import numpy as np
 
 from uhrc_core.arguments import count, integer
-from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.hicache import NO_HICACHE, HiCacheCalls
-from uhrc_core.cache.holding import Holding, RequestState, StateSlots
+from uhrc_core.cache.holding import RequestState, StateSlots
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.cache.node import UnifiedTreeNode
 from uhrc_core.cache.params import (
     DecLockRefParams,
-    EvictParams,
-    EvictResult,
     IncLockRefResult,
     Insertion,
     InsertParams,
@@ -36,6 +33,7 @@ from uhrc_core.cache.params import (
     MatchResult,
 )
 from uhrc_core.cache.request import Request, key_of
+from uhrc_core.cache.room import MakesRoom
 from uhrc_core.errors import InvalidParamsError, RequestError, RequestTooLargeError
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
@@ -45,10 +43,9 @@ from uhrc_core.pools.ledger import Owner
 _REQUEST = Owner.REQUEST  # an enum's members are slow to look up
 
 
-class RequestLifecycle(ABC):
+class RequestLifecycle(MakesRoom):
     """The request half of the base interface; `BasePrefixCache` adds the primitives."""
 
-    components: Sequence[TreeComponent]
     page_size: int
     req_to_token: ReqToTokenPool
     hicache: HiCacheCalls = NO_HICACHE
@@ -70,10 +67,6 @@ class RequestLifecycle(ABC):
     @abstractmethod
     def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
         """`insert` of what is checked, or is a live request's own: ``holder``'s."""
-
-    @abstractmethod
-    def evict(self, params: EvictParams) -> EvictResult:
-        """Reclaim what is not locked, and say how much of each component, cascades included."""
 
     @abstractmethod
     def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
@@ -422,30 +415,3 @@ class RequestLifecycle(ABC):
         state.protected_len = result.inserted_len
         state.leaf = result.node if result.prefix_len < result.inserted_len else None
         return result
-
-    def _make_room_for(self, holding: Holding, dp_rank: int, num_units: int) -> bool:
-        """Evict until one component has so many units free."""
-        needs = [num_units * (part.kind is holding.kind) for part in self.components]
-        return self._make_room(needs, dp_rank)
-
-    def _covers(self, needs: Sequence[int], dp_rank: int) -> bool:
-        """Whether every component's need is free or evictable."""
-        return all(
-            need
-            <= component.allocator.available_size(dp_rank)
-            + component.allocator.evictable_size(dp_rank)
-            for component, need in zip(self.components, needs, strict=True)
-        )
-
-    def _make_room(self, needs: Sequence[int], dp_rank: int) -> bool:
-        """Evict until every component's need is free; ``False``: it cannot be."""
-        if not self._covers(needs, dp_rank):
-            return False
-        pools = [component.allocator for component in self.components]
-        if any(n > p.available_size(dp_rank) for n, p in zip(needs, pools, strict=True)):
-            amounts = {
-                component.kind.evict_field: need
-                for component, need in zip(self.components, needs, strict=True)
-            }
-            self.evict(EvictParams(dp_rank=dp_rank, shortfall=True, **amounts))
-        return all(n <= p.available_size(dp_rank) for n, p in zip(needs, pools, strict=True))

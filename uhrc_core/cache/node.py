@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from uhrc_core.cache.key import RadixKey
 from uhrc_core.indices import IndexArray
@@ -108,3 +110,9 @@ class UnifiedTreeNode:
 
     def __repr__(self) -> str:
         return f"<node {self.id} [{self.start}:{self.end}) {self.key.namespace!r}>"
+
+
+def full_indices(path: Sequence[UnifiedTreeNode]) -> IndexArray:
+    """int32[n], a copy: the FULL indices along ``path``."""
+    values = [node.component_data[ComponentType.FULL].value for node in path]
+    return np.concatenate([np.empty(0, np.int32), *(v for v in values if v is not None)])

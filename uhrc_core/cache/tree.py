@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
 
-import numpy as np
-
-from uhrc_core.arguments import count, integer
 from uhrc_core.cache import audit
-from uhrc_core.cache.base import BasePrefixCache
 from uhrc_core.cache.component import TreeComponent
 from uhrc_core.cache.events import CacheEvent, EventKind, EventLog
-from uhrc_core.cache.hicache import HiCache, host_needs
 from uhrc_core.cache.holding import RequestState
-from uhrc_core.cache.host_tier import HiCacheHooks
+from uhrc_core.cache.host_loading import HostTierCache
 from uhrc_core.cache.key import RadixKey
-from uhrc_core.cache.node import UnifiedTreeNode
+from uhrc_core.cache.node import UnifiedTreeNode, full_indices
 from uhrc_core.cache.params import (
     CacheStats,
     DecLockRefParams,
@@ -30,13 +23,11 @@ from uhrc_core.cache.params import (
     EvictResult,
     IncLockRefResult,
     Insertion,
-    InsertParams,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
 )
 from uhrc_core.cache.reclaim import Reclaimed
-from uhrc_core.cache.request import Request
 from uhrc_core.cache.walk import TreeWalker, Walk
 from uhrc_core.errors import InvalidParamsError, StaleNodeError
 from uhrc_core.indices import IndexArray
@@ -47,7 +38,7 @@ from uhrc_core.kinds import ComponentType
 EDGE_TOKENS_MAX = 16_384
 
 
-class UnifiedRadixCache(BasePrefixCache):
+class UnifiedRadixCache(HostTierCache):
     """The unified hybrid radix cache (RFC 4.1). See `BasePrefixCache` for the arguments."""
 
     _next_node_id = 1  # not reused after a reset
@@ -82,7 +73,7 @@ class UnifiedRadixCache(BasePrefixCache):
             component.refresh(path, self._now)
         best = path[-1] if path else self._root
         result = MatchResult(
-            device_indices=_gather(path),
+            device_indices=full_indices(path),
             last_device_node=best,
             last_host_node=best,
             best_match_node=best,
@@ -371,71 +362,6 @@ class UnifiedRadixCache(BasePrefixCache):
         self._events.add(EventKind.REMOVED, node.id)
         return parent
 
-    # -- host tier -----------------------------------------------------------------------------
-
-    def attach_hicache(
-        self,
-        hooks: HiCacheHooks,
-        bytes_per_unit: Mapping[ComponentType, float | None] | None = None,
-    ) -> None:
-        """Have a host tier asked and told from here on; see `HiCacheHooks`.
-
-        ``bytes_per_unit`` on the device, where known, for the sizes in its events.
-        """
-        sizes = bytes_per_unit or {}
-        self.hicache = HiCache(hooks, self.components, self.page_size, sizes)
-
-    def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
-        if not match.host_hit_length:
-            return match
-        key = self._key_for(req, match)
-        priority, params = integer("priority", req.priority), self._reusable(key)
-        stop = match.hit_len + count("host_hit_length", match.host_hit_length)
-        if stop % self.page_size or stop > len(params.key):
-            raise InvalidParamsError(
-                f"match: a hit of {stop} tokens is not one of request {req.rid!r}; match it again"
-            )
-        walk = self._walk(params.key)
-        hit = self._use(walk, params)
-        # The hit and the FULL data beyond it stay, while room is made for the rest.
-        locks = [self.inc_lock_ref(node) for node in (hit.best_match_node, *walk.path[-1:])]
-        try:
-            self._load(params.key.prefix(stop), walk, priority)
-        finally:
-            for lock in locks:
-                self.dec_lock_ref(lock.node, lock.to_dec_params())
-        better = self._use(self._walk(params.key), params)
-        better.request, better.key = req, key
-        return better
-
-    def _load(self, key: RadixKey, walk: Walk, priority: int) -> None:
-        """Take room for what the device lacks of ``key``, have it filled, insert it."""
-        stop, dp_rank = len(key), key.dp_rank
-        if stop <= walk.best_len:
-            return
-        needs = host_needs(self.components, walk.best_len, walk.full_len, stop)
-        if needs is None or not self._make_room([need.num_units for need in needs], dp_rank):
-            return
-        held = min(walk.full_len, stop)
-        value = _gather([n for end in walk.path[-1:] for n in end.path_to_root()][::-1])[:held]
-        taken: list[IndexArray] = []
-        fields: dict[str, Any] = {"prev_prefix_len": held, "priority": priority}
-        with ExitStack() as undo:
-            for component, need in zip(self.components, needs, strict=True):
-                indices = component.take_for_host(need, value, dp_rank)
-                if indices is None:
-                    return
-                undo.callback(component.allocator.free, indices, dp_rank)
-                taken.append(indices)
-                fields |= component.host_fields(need, indices)
-                if component.kind is ComponentType.FULL:
-                    value = np.concatenate([value, indices])
-            if not self.hicache.prefetch(key, needs, taken):
-                return
-            self.insert(InsertParams(key=key, value=value[held:], **fields))
-            undo.pop_all()
-        self._stats.prefetched_num_tokens += stop - walk.best_len
-
     # -- state ---------------------------------------------------------------------------------
 
     def nodes(self) -> list[UnifiedTreeNode]:
@@ -461,9 +387,3 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def pretty_print(self) -> str:
         return audit.render(self)
-
-
-def _gather(path: Sequence[UnifiedTreeNode]) -> IndexArray:
-    """FULL indices along ``path``, a copy."""
-    values = [node.component_data[ComponentType.FULL].value for node in path]
-    return np.concatenate([np.empty(0, np.int32), *(v for v in values if v is not None)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from uhrc_core.arguments import count
 from uhrc_core.errors import InvalidIndexError, InvalidParamsError
-from uhrc_core.indices import IndexArray, index_array
+from uhrc_core.indices import IndexArray, index_array, page_ceil
 from uhrc_core.pools.ledger import Ledger, Owner
 
 _REQUEST = Owner.REQUEST  # an enum's members are slow to look up
@@ -61,7 +61,7 @@ class PagedIndexAllocator:
 
     def page_ceil(self, num_indices: int) -> int:
         """``num_indices`` rounded up to whole pages."""
-        return -(-num_indices // self.page_size) * self.page_size
+        return page_ceil(num_indices, self.page_size)
 
     # -- callers -------------------------------------------------------------------------------
 
