@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import PlainRequest, admit, full_cache, insert, match, paged_tokens, run_tokens
 from uhrc_core.cache.key import RadixKey
-from uhrc_core.cache.params import EvictParams, InsertParams
+from uhrc_core.cache.params import EvictParams, InsertParams, MissReason
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import (
     InvalidIndexError,
@@ -337,3 +337,73 @@ def test_the_kth_allocation_failing_leaves_a_sound_cache(
         done.append(name)
         cache.check_invariants()
     assert done == ["a", "b", "c"] and cache.evictable_size(FULL) + cache.available_size(FULL) == 16
+
+
+def test_a_match_is_no_longer_the_requests_when_its_namespace_or_tokens_changed() -> None:
+    cache = full_cache(32, dp_size=2)
+    insert(cache, [0, 1, 2, 3], "a")
+    for change in ({"extra_key": "b"}, {"dp_rank": 1}, {"token_ids": [0, 1, 2, 3]}):
+        req = PlainRequest("r", [0, 1, 2, 3, 4], "a")
+        found = cache.match_req(req)
+        for name, value in change.items():
+            setattr(req, name, value)
+        with pytest.raises(InvalidParamsError, match="match"):
+            cache.admit_req(req, found, 4)
+    assert not cache.live_requests() and cache.num_receipts() == 0
+
+
+def test_a_leaf_grows_with_its_request_and_an_old_match_ends_where_it_did() -> None:
+    cache = full_cache(32)
+    first, late = PlainRequest("a", list(range(9))), PlainRequest("b", [0, 1, 2, 7, 7])
+    admit(cache, first)
+    assert run_tokens(cache, first, 3)
+    cache.cache_unfinished_req(first)
+    found = cache.match_req(late)
+    assert run_tokens(cache, first, 8)
+    cache.cache_unfinished_req(first)
+    assert [(node.start, node.end) for node in cache.nodes()[1:]] == [(0, 8)]
+    state = cache.admit_req(late, found, 2)
+    assert state is not None and state.cached_len == 3
+    assert sorted((node.start, node.end) for node in cache.nodes()[1:]) == [(0, 3), (3, 8)]
+    cache.check_invariants()
+
+
+def test_a_leaf_that_another_holds_does_not_grow() -> None:
+    cache = full_cache(32)
+    req = PlainRequest("a", list(range(9)))
+    admit(cache, req)
+    assert run_tokens(cache, req, 3)
+    cache.cache_unfinished_req(req)
+    lock = cache.inc_lock_ref(match(cache, [0, 1, 2]).best_match_node)
+    assert run_tokens(cache, req, 8)
+    cache.cache_unfinished_req(req)
+    assert lock.node.end == 3
+    assert [(node.start, node.end) for node in cache.nodes()[1:]] == [(0, 3), (3, 8)]
+
+
+def test_what_was_evicted_is_remembered_where_it_was_when_its_parent_has_grown() -> None:
+    cache = full_cache(32)
+    req = PlainRequest("a", list(range(8)))
+    admit(cache, req)
+    assert run_tokens(cache, req, 2)
+    cache.cache_unfinished_req(req)
+    insert(cache, [0, 1, 9])
+    cache.evict(EvictParams(num_tokens=1))
+    assert run_tokens(cache, req, 3)
+    cache.cache_unfinished_req(req)
+    assert match(cache, [0, 1, 9]).miss_reason is MissReason.FULL_EVICTED
+    assert match(cache, [0, 1, 2, 9]).miss_reason is MissReason.NO_PREFIX
+
+
+def test_page_tables_are_the_row_in_pages_and_read_only() -> None:
+    cache = full_cache(8, 4)
+    req = PlainRequest("a", list(range(20)))
+    admit(cache, req)
+    assert run_tokens(cache, req, 10)
+    table = cache.page_tables(req, 10)[ComponentType.FULL]
+    row = cache.token_indices(req, 10)[ComponentType.FULL]
+    assert table.tolist() == [int(row[0]) // 4, int(row[4]) // 4, int(row[8]) // 4]
+    assert row.tolist() == cache.request_state("a").indices(0, 10).tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        table[0] = 5
+    assert cache.publishable_len(req, 10) == 8

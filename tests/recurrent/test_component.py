@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import uhrc_core as uhrc
 from tests.recurrent.fake_device import RECURRENT, FakeDevice, component_of, hybrid_cache
 from tests.support import PlainRequest, paged_tokens
 from uhrc_core.cache.key import RadixKey
@@ -25,6 +26,8 @@ from uhrc_core.errors import (
 )
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
+from uhrc_core.testing.paper import PaperDevice
+from uhrc_core.testing.paper import PlainRequest as PaperRequest
 from uhrc_recurrent.holding import TrackPlan
 
 FULL = ComponentType.FULL
@@ -288,6 +291,32 @@ def test_branching_is_floored_to_the_kernel_grid() -> None:
     device.serve([*range(46), *range(100, 130)], "a")
     result = device.serve([*range(46), *range(200, 230)], "b")
     assert (result.full_hit_length, result.recurrent_branching_seqlen) == (46, 40)
+
+
+def test_a_match_whose_node_has_grown_is_stale_even_if_its_slot_came_round_again() -> None:
+    cache = uhrc.build_kv_cache(
+        page_size=2, full_tokens=64, recurrent_slots=3, recurrent_backend="kda", track_interval=2
+    )
+    device = PaperDevice(cache)
+    first = PaperRequest("a", list(range(20)))
+    assert device.admit(first)
+    device.start(first)
+
+    def publish(upto: int) -> None:
+        assert device.extend(first, upto) == upto
+        device.forward(first, upto)
+        cache.cache_unfinished_req(first)
+
+    publish(2)
+    late = PaperRequest("b", [0, 1, 9, 9])
+    match = cache.match_req(late)
+    assert (match.hit_len, match.recurrent_cow_src) == (2, 1)
+    publish(4)
+    publish(6)
+    cache.abort_req(first)
+    with pytest.raises(StaleNodeError, match="the snapshot after 2 tokens was slot 1"):
+        cache.admit_req(late, match, 2)
+    cache.check_invariants()
 
 
 def test_the_clones_source_is_locked_until_the_copy_is_dispatched() -> None:

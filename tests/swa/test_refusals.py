@@ -160,6 +160,15 @@ def test_a_pool_that_is_short_in_the_second_component_leaves_the_first_as_it_was
     cache.check_invariants()
 
 
+def test_a_step_that_no_window_pool_holds_is_refused_before_anything_is_evicted() -> None:
+    cache = window_cache(Sizes(8, 8, window=1, extend=3))
+    insert(cache, [1, 2, 3, 4])
+    req = PlainRequest("r", [9] * 8)
+    admit(cache, req)
+    refused(cache, InvalidParamsError, lambda: cache.extend_req(req, 6))
+    assert match(cache, [1, 2, 3, 4]).hit_len == 4
+
+
 def test_indices_of_tokens_that_have_none() -> None:
     cache = window_cache(SMALL)
     req = PlainRequest("r", list(range(12)))

@@ -170,17 +170,16 @@ class Holding(ABC):
         """
         return None
 
+    def check_extend(self, num_tokens: int) -> None:
+        """Raise `InvalidParamsError` if no request may be extended by so many tokens at once."""
+
     @abstractmethod
     def extend_demand(self, num_tokens: int) -> int:
         """Units that `extend` takes for the request's next ``num_tokens`` tokens."""
 
     @abstractmethod
     def extend(self, num_tokens: int) -> bool:
-        """Take pool space for the request's next tokens; ``False``: none was to be had.
-
-        Raises a `CacheError` if no request may be extended by so many at once. Nothing has changed
-        in both cases.
-        """
+        """Take pool space for the request's next tokens; ``False``: none was to be had."""
 
     @abstractmethod
     def undo_extend(self, num_tokens: int) -> None:

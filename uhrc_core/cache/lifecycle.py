@@ -202,8 +202,13 @@ class RequestLifecycle(MakesRoom):
     def _key_for(self, req: Request, match: MatchResult) -> RadixKey:
         """The request's key; raise `InvalidParamsError` unless the match is one of these tokens but
         the last."""
-        if match.request is req and match.key is not None:
-            return match.key  # `match_req` made both of this request
+        known = match.key if match.request is req else None
+        if (
+            known is not None
+            and known.namespace == (req.extra_key, req.dp_rank)
+            and len(known) <= len(req.token_ids)
+        ):
+            return known  # `match_req` made both of this request
         key = key_of(req)
         self.components[0].allocator.ledger.check_rank(key.dp_rank)
         for part in match.best_match_node.path_to_root():
@@ -237,6 +242,8 @@ class RequestLifecycle(MakesRoom):
                 f"extend_req: {num_tokens} tokens after {start} do not fit max_context_len "
                 f"{self.req_to_token.max_context_len}"
             )
+        for holding in state.holdings:
+            holding.check_extend(num_tokens)
         if not self._extend(state, num_tokens):
             needs = [holding.extend_demand(num_tokens) for holding in state.holdings]
             if not (self._make_room(needs, state.dp_rank) and self._extend(state, num_tokens)):

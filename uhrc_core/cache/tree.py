@@ -129,6 +129,7 @@ class UnifiedRadixCache(HostTierCache):
                 continue
             if node is leaf and self._may_grow(node, stop, insertion):
                 self._grow(node, stop, insertion)
+                leaf = None  # what lies beyond a cut is another node's
             else:
                 node = self._append(node, key.slice(node.end, stop), insertion)
                 ends.append(node)

@@ -37,7 +37,7 @@ class TreeWalker:
         self.root = root
         self._components = components
         self._page_size = page_size
-        self._ghosts: dict[tuple[int, Hashable], None] = {}
+        self._ghosts: dict[tuple[int, int, Hashable], None] = {}
 
     def walk(self, key: RadixKey) -> Walk:
         """Where a hit of ``key`` may end: every component's validator sees every node in order."""
@@ -89,19 +89,18 @@ class TreeWalker:
         return page if parent is not self.root else (key.namespace, page)
 
     def remember(self, parent: UnifiedTreeNode, child_key: Hashable) -> None:
-        """A child was evicted."""
-        self._ghosts[parent.id, child_key] = None
+        """A child was evicted. With the depth, since the parent's end moves when it grows."""
+        self._ghosts[parent.id, parent.end, child_key] = None
         if len(self._ghosts) > _GHOST_LIMIT:
             del self._ghosts[next(iter(self._ghosts))]
 
     def forget(self, parent: UnifiedTreeNode, child_key: Hashable) -> None:
         """A child has its place again."""
-        self._ghosts.pop((parent.id, child_key), None)
+        self._ghosts.pop((parent.id, parent.end, child_key), None)
 
     def _reason_for_end(
         self, key: RadixKey, path: list[UnifiedTreeNode], full_len: int
     ) -> MissReason:
         node = path[-1] if path else self.root
-        ghost = (node.id, self.child_key(node, key, full_len))
-        at_end = node.end == full_len
-        return MissReason.FULL_EVICTED if at_end and ghost in self._ghosts else MissReason.NO_PREFIX
+        ghost = (node.id, full_len, self.child_key(node, key, full_len))
+        return MissReason.FULL_EVICTED if ghost in self._ghosts else MissReason.NO_PREFIX

@@ -153,12 +153,13 @@ class RecurrentComponent(TreeComponent):
         return self.plan.request_owned_slots
 
     def check_match(self, match: MatchResult) -> None:
-        value = self.data(match.best_match_node).value
-        source = None if value is None else int(value[0])
+        node, value = match.best_match_node, self.data(match.best_match_node).value
+        # A node that has grown since holds the state of another depth, perhaps in the same slot.
+        source = None if value is None or node.end != match.hit_len else int(value[0])
         if match.hit_len and source != match.recurrent_cow_src:
             raise StaleNodeError(
-                f"the snapshot of {match.best_match_node} was slot {match.recurrent_cow_src} when "
-                f"it matched and is {source} now; match again"
+                f"the snapshot after {match.hit_len} tokens was slot {match.recurrent_cow_src} "
+                f"when it matched and is {source} now ({node}); match again"
             )
 
     def admit(self, state: RequestState, match: MatchResult) -> RecurrentHolding | None:

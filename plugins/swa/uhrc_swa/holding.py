@@ -56,13 +56,15 @@ class SWAHolding(TokenHolding):
 
     # -- a step --------------------------------------------------------------------------------
 
-    def extend(self, num_tokens: int) -> bool:
+    def check_extend(self, num_tokens: int) -> None:
         most = self.plan.extend_tokens
         if num_tokens > most:
             raise InvalidParamsError(
                 f"num_tokens: {num_tokens} at once, and window pools are sized for {most}; extend "
                 "in steps, or raise components.swa.extend_tokens"
             )
+
+    def extend(self, num_tokens: int) -> bool:
         first, stop = self.new_pages(num_tokens)
         if first < stop:
             state, begin = self.state, first * self.page_size
