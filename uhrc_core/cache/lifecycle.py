@@ -133,10 +133,10 @@ class RequestLifecycle(ABC):
         return match
 
     def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
-        """Bring what a host tier holds of the request's prefix into the tree; returns a new match.
+        """Bring what a host tier holds of the request's prefix into the tree, and match it anew.
 
-        Returns ``match`` itself where there is nothing to bring. Call it right before `admit_req`: it may
-        evict, and what it brings is not locked.
+        That is ``match`` itself where there is nothing to bring. Call it right before `admit_req`:
+        it may evict, and what it brings is not locked.
 
         Raises:
             InvalidParamsError: the match is not this request's.
