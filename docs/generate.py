@@ -60,6 +60,8 @@ all of them green; change one thing at a time.
 [Write a recurrent backend in an afternoon](write-a-backend.md) goes through such a distribution
 file by file. `examples/third_party_recurrent` in the repository is a grown one: Mamba-2 layers, two
 model families that have them, and their tests, installed beside UHRC without a change to it.
+[Write a component](write-a-component.md) builds another FULL component, and has every method of the
+two contracts, `TreeComponent` and `Holding`.
 [Write a host tier](write-a-host-tier.md) goes through one, and through all it is asked and told.
 
 ## The conformance kit

@@ -56,11 +56,25 @@ def test_embed_shows_the_examples_that_are_tested_and_names_every_call() -> None
     page = (DOCS / "embed.md").read_text()
     shown = re.findall(r'^--8<-- "examples/(\w+)\.py"$', page, re.MULTILINE)
     assert shown == ["embed_full", "embed_swa", "embed_recurrent"]
-    calls = set(re.findall(r"`(\w+_reqs?|cuts|state_slots|token_indices|request_state)`", page))
+    cells = re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE)
+    calls = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert all(hasattr(uhrc.BasePrefixCache, call) for call in calls)
     steps = {"match_req", "admit_req", "extend_req", "advance_req", "started_req", "prefetch_req"}
     ends = {"cache_unfinished_req", "cache_finished_req", "abort_req", "retract_req"}
-    assert calls >= steps | ends | {"cuts", "state_slots", "token_indices", "request_state"}
+    asked = {"cuts", "state_slots", "page_tables", "token_indices", "publishable_len"}
+    assert calls == steps | ends | asked | {"request_state"}
+
+
+@pytest.mark.parametrize("name", ["architecture", "semantics"])
+def test_every_file_that_a_page_names_is_there(name: str) -> None:
+    """A heading begins with a whole path; a bare name after a path is of the same folder."""
+    for line in (DOCS / f"{name}.md").read_text().splitlines():
+        paths = [Path(path) for path in re.findall(r"`([\w/]+\.py)`", line)]
+        assert not line.startswith("#") or all("/" in str(path) for path in paths[:1]), line
+        folder = Path()
+        for path in paths:
+            folder = path.parent if "/" in str(path) else folder
+            assert folder == Path() or (ROOT / folder / path.name).exists(), line
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -78,7 +78,10 @@ class TreeComponent(ABC):
         """How many indices a value at ``node`` has: one per token of the edge, or one slot."""
 
     def span_start(self, node: UnifiedTreeNode) -> int:
-        """Depth from which on a value at ``node`` stands for tokens. Default: the whole edge."""
+        """The depth where the tokens begin that a value at ``node`` stands for.
+
+        By default that is the node's start.
+        """
         return node.start
 
     # -- matching -----------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class TreeComponent(ABC):
         """Depths, whole pages within the key, at which this insert needs a node to end.
 
         ``path`` has the nodes that hold the key's first ``prefix_len`` tokens, root side first; the
-        last may hold more. Those before ``insertion.start`` need not be among them.
+        last may hold more. Nodes before ``insertion.start`` may be missing.
         """
         return ()
 
@@ -122,14 +125,17 @@ class TreeComponent(ABC):
         """Give a node that this insert created its value."""
 
     def overlap(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
-        """This insert passes through an existing node (root side first). Default: mark it used."""
+        """This insert passes through an existing node; called root side first.
+
+        By default this marks the node as used.
+        """
         self.policy.touch(self.data(node), insertion.now, hit=False)
 
     def may_grow(self, node: UnifiedTreeNode, insertion: Insertion) -> bool:
         """Whether ``node``, a leaf that the request itself published and locked, may take on the
         tokens that follow, instead of a new node below it; `grow` follows if all components say so.
 
-        Default: no, what this component has at the node stays as it is.
+        By default it may not: what this component has at the node stays as it is.
         """
         return False
 
@@ -148,7 +154,7 @@ class TreeComponent(ABC):
     def lock_from(self, node: UnifiedTreeNode) -> int:
         """Depth, whole pages, at which a lock of ``node`` begins; the tree ends a node there first.
 
-        Default: the root.
+        By default this is 0, the root.
         """
         return 0
 
@@ -179,7 +185,7 @@ class TreeComponent(ABC):
     def demand(self, num_tokens: int, live: Sequence[RequestState]) -> int:
         """Units (this component's) that must be free or evictable for a request to be admitted.
 
-        ``num_tokens`` are those that it, and the ``live`` requests of its rank, are to be given.
+        ``num_tokens`` counts what this request and the ``live`` ones of its rank are to be given.
         """
         return self.allocator.page_ceil(num_tokens)
 
@@ -188,7 +194,7 @@ class TreeComponent(ABC):
         return self.demand(num_tokens, ())
 
     def admit_demand(self) -> int:
-        """Units that `admit` takes at once. Default: none."""
+        """Units that `admit` takes at once; by default none."""
         return 0
 
     def check_match(self, match: MatchResult) -> None:
@@ -196,7 +202,7 @@ class TreeComponent(ABC):
 
     @abstractmethod
     def admit(self, state: RequestState, match: MatchResult) -> Holding | None:
-        """Take what the request owns beside its tokens; ``None``: none was to be had."""
+        """Take what the request owns beside its tokens; ``None``: there was no room."""
 
     # -- audit --------------------------------------------------------------------------------
 
@@ -211,8 +217,8 @@ class TreeComponent(ABC):
     def host_need(self, hit_len: int, full_len: int, stop: int) -> HostNeed | None:
         """What must come from a host tier for a hit to end at ``stop``, beyond ``hit_len``.
 
-        The device has FULL data of the first ``full_len`` tokens. ``None``: nothing that a tier
-        could bring makes such a hit, which is the default.
+        The device has FULL data of the first ``full_len`` tokens. ``None``, the default, says that
+        nothing a tier could bring makes such a hit.
         """
         return None
 
@@ -221,8 +227,8 @@ class TreeComponent(ABC):
     ) -> IndexArray | None:
         """int32[need.num_units] fresh indices, the caller's, to load data to; ``None``: none free.
 
-        ``full_indices`` are those of the tokens up to ``need.stop``; when FULL itself is asked,
-        which is first, they end where it has some.
+        FULL is asked first, and gets the FULL indices that the device has. The others get those of
+        all tokens up to ``need.stop``.
         """
         return self.allocator.alloc(need.num_units, dp_rank)
 
@@ -252,7 +258,7 @@ class TreeComponent(ABC):
         self.policy.touch(data, insertion.now, hit=False)
 
     def drop(self, node: UnifiedTreeNode) -> IndexArray | None:
-        """Take the tree's value from ``node``, leaving a tombstone; whoever calls frees it."""
+        """Take the tree's value from ``node``, leaving a tombstone; the caller frees it."""
         data = self.data(node)
         value, data.value = data.value, None
         assert value is None or data.lock_ref == 0, f"{self.kind.name} data of {node} is locked"
@@ -261,7 +267,7 @@ class TreeComponent(ABC):
         return value
 
     def split_tokens(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
-        """`split` of a value with an index per token: cut, if there is one; the rest is copied."""
+        """`split` for an index per token: cuts the value, if any, and copies the other fields."""
         above, below = self.data(upper), self.data(lower)
         if below.value is not None:
             # Copies: a slice would keep the whole edge's array alive after one half is evicted.

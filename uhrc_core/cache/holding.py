@@ -12,8 +12,8 @@ The row of a request in `ReqToTokenPool`, whose entries are the FULL indices of 
     [prefix_len, inserted_len)      the request's, given to the tree
     [inserted_len, allocated_len)   the request's, kept: the last page in part, tokens not computed
 
-The two inner borders exist while a publish is under way alone; after it ``protected_len`` is what
-was ``inserted_len``.
+The two inner borders exist only while a publish is under way. After it ``protected_len`` has the
+value that ``inserted_len`` had.
 """
 
 # ruff: noqa: B027 - an empty method here is a default: most components have nothing to do there.
@@ -69,13 +69,13 @@ class RequestState:
 
     Attributes:
         row: its row in `ReqToTokenPool`.
-        key: its tokens so far, as far as anybody has asked for them; each is converted once.
+        key: its first tokens, up to where somebody has asked; each token is converted once.
         cached_len: tokens it did not have to compute when it was admitted.
         protected_len: tokens of its prefix that the tree owns and it has locked (whole pages).
         computed_len: tokens whose KV a dispatched forward has written.
         allocated_len: tokens that have a pool index.
         lock: receipt of the lock on the node that ends at ``protected_len``.
-        leaf: the node that its last publish made or grew; ``None``: that made none.
+        leaf: the node that its last publish made or grew; ``None``: it made no node.
         holdings: one a component, in the cache's order.
     """
 
@@ -165,8 +165,8 @@ class Holding(ABC):
     def page_table(self, stop: int) -> IndexArray | None:
         """int32[n_pages], read-only: the pages that hold the request's first ``stop`` tokens.
 
-        -1 where none need hold them any more; ``None``: a pool without an index per token. Grown
-        as the request grows, so asking is O(1); the next step of the request may change it.
+        -1 stands for a page that the request no longer needs. ``None``: the pool has no index per
+        token. The table grows with the request, so asking is O(1); its next step may change it.
         """
         return None
 
@@ -202,12 +202,13 @@ class Holding(ABC):
     def offer(self, seqlen: int, make_room: MakeRoom | None) -> Offer | None:
         """What the request can publish, up to ``seqlen`` tokens; ``None``: nothing now.
 
-        Asked once a publish, from the last component to FULL, each of what those before it left.
+        A publish asks each holding once, from the last component to FULL, and each about the tokens
+        that the one before it has left.
         Nothing changes hands before the insert is certain: the tree then takes over what was
         offered, and `published` follows.
 
         Args:
-            make_room: for a unit to replace one that is given away; ``None``: the request ends.
+            make_room: evicts for a unit that replaces one given away; ``None``: the request ends.
         """
         return Offer(seqlen)
 
@@ -230,13 +231,13 @@ class Holding(ABC):
         """int32[n], a copy: every index the request owns (not the tree's); for the audit."""
 
     def digest(self) -> tuple[int, ...]:
-        """What decides its future beside the indices it owns and the request's lengths; for
+        """What decides the request's future beside its lengths and the indices that it owns; for
         `BasePrefixCache.digest`."""
         return ()
 
 
 class TokenHolding(Holding):
-    """A holding with a page per page of tokens: what FULL and SWA share.
+    """A holding with one page of the pool for each page of tokens: what FULL and SWA share.
 
     Its page table has the request's pages in order, the tree's among them.
     """
@@ -259,7 +260,7 @@ class TokenHolding(Holding):
         return (stop - first) * self.page_size
 
     def new_pages(self, num_tokens: int) -> tuple[int, int]:
-        """Where in its page table the pages ``[first, stop)`` stand that its next tokens begin."""
+        """``(first, stop)``: where the pages that its next tokens begin stand in its page table."""
         length = self.state.allocated_len
         return -(-length // self.page_size), -(-(length + num_tokens) // self.page_size)
 

@@ -66,7 +66,7 @@ class RequestLifecycle(MakesRoom):
 
     @abstractmethod
     def _insert(self, insertion: Insertion, holder: RequestState | None) -> InsertResult:
-        """`insert` of what is checked, or is a live request's own: ``holder``'s."""
+        """`insert` of what is checked already, or is offered by the live request ``holder``."""
 
     @abstractmethod
     def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
@@ -128,10 +128,10 @@ class RequestLifecycle(MakesRoom):
         return match
 
     def prefetch_req(self, req: Request, match: MatchResult) -> MatchResult:
-        """Bring what a host tier holds of the request's prefix into the tree; its match then.
+        """Bring what a host tier holds of the request's prefix into the tree, and match it anew.
 
-        ``match`` itself where there is nothing to bring. Call it right before `admit_req`: it may
-        evict, and what it brings is not locked.
+        That is ``match`` itself where there is nothing to bring. Call it right before `admit_req`:
+        it may evict, and what it brings is not locked.
 
         Raises:
             InvalidParamsError: the match is not this request's.
@@ -158,7 +158,7 @@ class RequestLifecycle(MakesRoom):
             RequestError: ``req.rid`` is live already.
             StaleNodeError: the match was evicted meanwhile.
             InvalidParamsError, InvalidKeyError: the match is not this request's or leaves nothing
-                to compute, or one of the request's fields is no such thing.
+                to compute, or a field of the request has no valid value.
         """
         key = self._check_admission(req, match)
         num_tokens = count("num_tokens", num_tokens)
@@ -200,8 +200,8 @@ class RequestLifecycle(MakesRoom):
         return key
 
     def _key_for(self, req: Request, match: MatchResult) -> RadixKey:
-        """The request's key; raise `InvalidParamsError` unless the match is one of these tokens but
-        the last."""
+        """The request's key; raises `InvalidParamsError` unless the match is a prefix of all its
+        tokens but the last."""
         known = match.key if match.request is req else None
         if (
             known is not None
@@ -232,7 +232,8 @@ class RequestLifecycle(MakesRoom):
     def extend_req(self, req: Request, num_tokens: int) -> IndexArray | None:
         """Pool indices int32[num_tokens] for the request's next tokens (a view of its row).
 
-        Evicts what is short. ``None``: even then the pool is short (retract somebody); unchanged.
+        Evicts what is short. ``None``: the pool is short even then, and nothing has changed;
+        retract somebody.
         """
         state = self.request_state(req.rid)
         start = state.allocated_len
@@ -294,8 +295,8 @@ class RequestLifecycle(MakesRoom):
         """Per component with an index per token, which pages hold the request's first ``stop``
         tokens, in order.
 
-        int32[n_pages] each, read-only, to be read before the request's next step; -1 where a
-        component no longer needs to have them. O(1): the tables grow with the request.
+        int32[n_pages] each, read-only, to be read before the request's next step; -1 stands for a
+        page that the component no longer needs. O(1): the tables grow with the request.
         """
         state = self._state_with(req, stop)
         found = ((holding.kind, holding.page_table(stop)) for holding in state.holdings)

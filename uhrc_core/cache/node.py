@@ -54,7 +54,7 @@ class UnifiedTreeNode:
         parent: ``None`` at the root and after eviction.
         children: by the child's first page (below the root: namespace and first page).
         component_data: three slots indexed by `ComponentType`.
-        kinds: the kinds of data that the tree has; the root says it to all below it.
+        kinds: the kinds of data that the tree has; a node takes them over from its parent.
         priority: the largest priority inserted through this node (for the ``priority`` policy).
     """
 
@@ -94,7 +94,7 @@ class UnifiedTreeNode:
 
     @property
     def may_end_hit(self) -> bool:
-        """Whether the node has data of every kind: without, a hit can end below it at most."""
+        """Whether the node has data of every kind; if not, no hit can end at it."""
         return all(self.component_data[kind].value is not None for kind in self.kinds)
 
     def path_to_root(self) -> Iterator[UnifiedTreeNode]:

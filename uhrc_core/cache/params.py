@@ -65,8 +65,9 @@ class InsertParams(Params):
         prev_prefix_len: tokens the caller already holds from the tree (its locked prefix), whole
             pages.
         priority: raises the priority of every node on the path (``priority`` policy).
-        swa_evicted_seqlen: whole pages; before it (and before ``prev_prefix_len``) the caller holds
-            no SWA data, from it on every index of ``value`` is mapped to an SWA one it holds.
+        swa_evicted_seqlen: whole pages. Before it (and before ``prev_prefix_len``) the caller holds
+            no SWA data. From there on every index of ``value`` is mapped to an SWA index that the
+            caller holds.
         recurrent_value: slot that holds the recurrent state after exactly ``recurrent_seqlen``
             tokens; the tree takes it over unless it has a snapshot there (`InsertResult`).
         recurrent_seqlen: where the snapshot belongs, whole pages, within the key; needed with
@@ -88,8 +89,8 @@ class Insertion:
 
     Attributes:
         key: the tokens, whole pages.
-        start: tokens that the giver holds from the tree already.
-        value: int32[len(key) - start] FULL indices of the others.
+        start: how many tokens the giver holds from the tree already.
+        value: int32[len(key) - start] FULL indices of the tokens from ``start`` on.
         giver: who owns what is offered; the cache checks what a caller says.
         now: time of the insert, set by the tree.
         priority, swa_evicted_seqlen, recurrent_value, recurrent_seqlen: as in `InsertParams`.
@@ -150,8 +151,8 @@ class MatchResult:
     Attributes:
         device_indices: int32[hit] FULL pool indices, a copy; valid while the node is locked.
         last_device_node, last_host_node, best_match_node: the deepest node every component
-            accepts (all three are one: the tree has device data alone). Lock it before anything
-            evicts.
+            accepts. All three are the same node, as the tree has only device data. Lock it before
+            anything evicts.
         host_hit_length: tokens by which `prefetch_req` could make the hit longer, from a host
             tier; set by `match_req`.
         full_hit_length: tokens FULL alone would allow, at least the hit.
@@ -159,8 +160,8 @@ class MatchResult:
         recurrent_branching_seqlen: where the scheduler should take a snapshot, so that the next
             request of this prefix hits it; ``None`` when the hit is as long as FULL allows.
         miss_reason: what limited the hit; ``None`` when the whole key (in pages) hit.
-        request, key: of `match_req`: whose match it is, and the tokens it had, so that they need
-            not be converted again.
+        request, key: set by `match_req`: the request that it matched, and the request's tokens
+            then, so that they need not be converted again.
     """
 
     device_indices: IndexArray

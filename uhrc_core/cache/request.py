@@ -33,5 +33,5 @@ class Request(Protocol):
 
 
 def key_of(req: Request) -> RadixKey:
-    """The key of all its tokens so far; raises `InvalidKeyError` for what can be none."""
+    """The key of all its tokens so far; raises `InvalidKeyError` if they make no key."""
     return RadixKey(req.token_ids, req.extra_key, req.dp_rank)

@@ -188,8 +188,9 @@ class UnifiedRadixCache(HostTierCache):
     def _may_grow(self, leaf: UnifiedTreeNode, stop: int, insertion: Insertion) -> bool:
         """Whether the request's own leaf may take on the tokens up to ``stop``.
 
-        Only while the request alone holds it: who else has locked it, locked these tokens. Matches
-        that end there and are not locked yet remember how long they are (`_node_of`).
+        Only while the request alone has locked it: another holder has locked just the tokens that
+        were there. A match that ends there and is not locked yet remembers its length
+        (`_node_of`).
         """
         return (
             not leaf.children
@@ -317,8 +318,8 @@ class UnifiedRadixCache(HostTierCache):
     def _keep_front(self, victim: UnifiedTreeNode, num_tokens: int) -> None:
         """Where a leaf has more tokens than are needed, let its front be a node of its own.
 
-        Not where it has a value that stands for its end and not for its tokens, a snapshot: the
-        front would give no hit.
+        A leaf with a snapshot stays whole: the snapshot stands for its end and not for its tokens,
+        so the front would give no hit.
         """
         size = len(victim.key)
         if num_tokens < size and victim.is_leaf:
