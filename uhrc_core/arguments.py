@@ -15,6 +15,8 @@ def integer(name: str, value: Any) -> int:
     Raises:
         InvalidParamsError: naming the argument and the value.
     """
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidParamsError(f"{name}: {value!r} must be an integer")
     return int(value)  # pyright: ignore[reportUnknownArgumentType] (numpy's width is unknown)

@@ -1,4 +1,4 @@
-"""From a configuration to a cache and its device pools: plain objects, no pluggy, no config.
+"""From a configuration to a cache and its device pools: what comes out are plain objects.
 
 cache = build_kv_cache(page_size=16, full_tokens=4096)        # by hand
 

@@ -101,7 +101,7 @@ class Completion:
 
 
 class LiveRequest:
-    """The scheduler's record of a request; satisfies `uhrc_core.cache.lifecycle.Request`.
+    """The scheduler's record of a request; satisfies `uhrc_core.Request`.
 
     Attributes:
         request: as the caller gave it.

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support import PlainRequest, admit, full_cache, insert, match, paged_tokens, run_tokens
+from uhrc_core.cache.holding import RequestState
 from uhrc_core.cache.key import RadixKey
-from uhrc_core.cache.params import EvictParams, InsertParams, MissReason
+from uhrc_core.cache.params import EvictParams, InsertParams, MatchResult, MissReason
 from uhrc_core.cache.tree import UnifiedRadixCache
 from uhrc_core.errors import (
     InvalidIndexError,
@@ -21,6 +22,7 @@ from uhrc_core.errors import (
 )
 from uhrc_core.indices import IndexArray
 from uhrc_core.kinds import ComponentType
+from uhrc_full.component import FullHolding
 
 FULL = ComponentType.FULL
 
@@ -407,3 +409,35 @@ def test_page_tables_are_the_row_in_pages_and_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         table[0] = 5
     assert cache.publishable_len(req, 10) == 8
+
+
+class Breaks(FullHolding):
+    """A holding that raises where it is told to."""
+
+    def end(self) -> None:
+        super().end()
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("where", ["admit", "end"])
+def test_what_a_component_raises_leaks_no_lock_and_no_row(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = full_cache(16)
+    insert(cache, [1, 2, 3])
+    component, req = cache.components[0], PlainRequest("r", [1, 2, 3, 4])
+
+    def broken(state: RequestState, found: MatchResult) -> Breaks:
+        if where == "admit":
+            raise RuntimeError("broken")
+        return Breaks(state, component.allocator, found.device_indices)
+
+    monkeypatch.setattr(component, "admit", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        admit(cache, req)
+        assert run_tokens(cache, req, 4)
+        cache.abort_req(req)
+    assert cache.num_receipts() == 0 and not cache.live_requests()
+    assert cache.req_to_token.num_free == cache.req_to_token.max_requests
+    cache.check_invariants()
+    cache.reset()

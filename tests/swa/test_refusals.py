@@ -169,6 +169,17 @@ def test_a_step_that_no_window_pool_holds_is_refused_before_anything_is_evicted(
     assert match(cache, [1, 2, 3, 4]).hit_len == 4
 
 
+def test_a_list_is_freed_with_its_mapping() -> None:
+    cache = window_cache(SMALL)
+    full, pool = cache.token_allocator.alloc(2), swa_of(cache).swa_allocator
+    assert full is not None
+    windows = pool.alloc_for(full)
+    assert windows is not None
+    pool.free(windows.tolist())  # pyright: ignore[reportArgumentType]
+    assert pool.translate(full).tolist() == [-1, -1]
+    assert pool.available_size(0) == pool.capacity
+
+
 def test_indices_of_tokens_that_have_none() -> None:
     cache = window_cache(SMALL)
     req = PlainRequest("r", list(range(12)))

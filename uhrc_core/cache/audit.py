@@ -262,6 +262,7 @@ def digest(cache: Audited) -> str:
             add(component.allocator.ledger.counts[dp_rank])
     for live in cache.live_requests():
         add(live.request.rid, live.row, live.protected_len, live.computed_len, live.allocated_len)
+        add(None if live.leaf is None else live.leaf.id)
         for holding in live.holdings:
             add(holding.digest(), holding.locked)
             state.update(holding.owned().tobytes())

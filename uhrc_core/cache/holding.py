@@ -69,6 +69,7 @@ class RequestState:
 
     Attributes:
         row: its row in `ReqToTokenPool`.
+        dp_rank: the rank whose pools it uses.
         key: its first tokens, up to where somebody has asked; each token is converted once.
         cached_len: tokens it did not have to compute when it was admitted.
         protected_len: tokens of its prefix that the tree owns and it has locked (whole pages).
@@ -83,6 +84,7 @@ class RequestState:
         "allocated_len",
         "cached_len",
         "computed_len",
+        "dp_rank",
         "holdings",
         "key",
         "leaf",
@@ -108,12 +110,9 @@ class RequestState:
         self.lock = lock
         self.cached_len = self.protected_len = self.computed_len = self.allocated_len = hit
         self.key = key
+        self.dp_rank = key.dp_rank
         self.leaf: UnifiedTreeNode | None = None
         self.holdings: tuple[Holding, ...] = ()
-
-    @property
-    def dp_rank(self) -> int:
-        return self.key.dp_rank
 
     def indices(self, start: int, stop: int) -> IndexArray:
         """int32[stop - start] FULL indices of its tokens, a view into the table."""
@@ -123,7 +122,7 @@ class RequestState:
         """The key of its first ``seqlen`` tokens, sharing `key`'s memory."""
         if len(self.key) < seqlen:
             self.key = self.key.extended(self.request.token_ids[len(self.key) : seqlen])
-        return self.key.prefix(seqlen)
+        return self.key if len(self.key) == seqlen else self.key.prefix(seqlen)
 
     def holding(self, kind: ComponentType) -> Holding:
         """Its holding of one component; raises KeyError for one that the cache does not have."""

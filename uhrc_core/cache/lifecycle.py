@@ -164,24 +164,27 @@ class RequestLifecycle(MakesRoom):
         num_tokens = count("num_tokens", num_tokens)
         if not self.req_to_token.num_free:
             return None
-        lock = self.inc_lock_ref(self._node_of(match))
-        live = [state for state in self._live.values() if state.dp_rank == key.dp_rank]
-        demands = [component.demand(num_tokens, live) for component in self.components]
-        admits = [component.admit_demand() for component in self.components]
-        if not (self._covers(demands, key.dp_rank) and self._make_room(admits, key.dp_rank)):
-            self.dec_lock_ref(lock.node, lock.to_dec_params())
-            return None
-        row = self.req_to_token.alloc()
-        assert row is not None
-        self.req_to_token.write(row, 0, match.device_indices)
-        state = RequestState(req, self.req_to_token, row, lock, key)
-        for component in self.components:
-            holding = component.admit(state, match)
-            if holding is None:
-                self._leave(state)
+        with ExitStack() as undo:
+            lock = self.inc_lock_ref(self._node_of(match))
+            undo.callback(self.dec_lock_ref, lock.node, lock.to_dec_params())
+            live = [state for state in self._live.values() if state.dp_rank == key.dp_rank]
+            demands = [component.demand(num_tokens, live) for component in self.components]
+            admits = [component.admit_demand() for component in self.components]
+            if not (self._covers(demands, key.dp_rank) and self._make_room(admits, key.dp_rank)):
                 return None
-            state.holdings += (holding,)
-        self._live[req.rid] = state
+            row = self.req_to_token.alloc()
+            assert row is not None
+            undo.callback(self.req_to_token.free, row)
+            self.req_to_token.write(row, 0, match.device_indices)
+            state = RequestState(req, self.req_to_token, row, lock, key)
+            for component in self.components:
+                holding = component.admit(state, match)
+                if holding is None:
+                    return None
+                undo.callback(holding.end)
+                state.holdings += (holding,)
+            self._live[req.rid] = state
+            undo.pop_all()
         return state
 
     def _check_admission(self, req: Request, match: MatchResult) -> RadixKey:
@@ -350,7 +353,7 @@ class RequestLifecycle(MakesRoom):
             return
         old = state.lock
         if result.node is old.node:
-            return  # it has grown, and is locked as a whole
+            return  # it has grown, and FULL's lock covers all of it; other data it has none
         state.lock = self.inc_lock_ref(result.node)
         self.dec_lock_ref(old.node, old.to_dec_params())
         for holding in state.holdings:
@@ -390,17 +393,18 @@ class RequestLifecycle(MakesRoom):
 
     def _leave(self, state: RequestState) -> None:
         """Give back what the request has, its lock and its row."""
-        for holding in reversed(state.holdings):
-            holding.end()
-        self.dec_lock_ref(state.lock.node, state.lock.to_dec_params())
-        self.req_to_token.free(state.row)
+        with ExitStack() as leaving:  # whatever one of them raises, the others give back theirs
+            leaving.callback(self.req_to_token.free, state.row)
+            leaving.callback(self.dec_lock_ref, state.lock.node, state.lock.to_dec_params())
+            for holding in state.holdings:
+                leaving.callback(holding.end)
 
     # -- steps ---------------------------------------------------------------------------------
 
     def _publish(self, state: RequestState, *, finished: bool) -> InsertResult | None:
         """Insert what is computed; the regions of the request's row are drawn in `holding`."""
         seqlen = min(state.computed_len, len(state.request.token_ids))
-        known = state.key_upto(seqlen)  # raises for a token that is none, before anything changes
+        known = state.key_upto(seqlen)  # raises for an invalid token, before anything changes
         priority = integer("priority", state.request.priority)
         fields: dict[str, Any] = {}
         for holding in reversed(state.holdings):

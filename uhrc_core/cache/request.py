@@ -1,4 +1,4 @@
-"""What the cache reads of an engine's request, and what it keeps for one that is live."""
+"""What the cache reads of an engine's request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A configuration by hand: what a program says in keyword arguments instead of in a file.
 
 The keywords become the tables that a file would have, so there is one judge of both. Its messages
-come back in the caller's words.
+name the keywords where they would name the keys.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ class SWATokenToKVPoolAllocator(PagedIndexAllocator):
         self._map(target_pages, moved, dp_rank)
 
     def free(self, indices: IndexArray, dp_rank: int = 0) -> None:
+        indices = index_array(indices)
         super().free(indices, dp_rank)
         self._unmap(self.page_numbers(indices), dp_rank)
 
