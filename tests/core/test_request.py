@@ -370,6 +370,22 @@ def test_a_leaf_grows_with_its_request_and_an_old_match_ends_where_it_did() -> N
     cache.check_invariants()
 
 
+def test_a_match_made_by_hand_is_still_a_prefix_when_its_node_has_grown() -> None:
+    cache = full_cache(32)
+    first, late = PlainRequest("a", list(range(9))), PlainRequest("b", [0, 1, 2, 7, 7])
+    admit(cache, first)
+    assert run_tokens(cache, first, 3)
+    cache.cache_unfinished_req(first)
+    found = match(cache, [0, 1, 2, 7])
+    assert run_tokens(cache, first, 8)
+    cache.cache_unfinished_req(first)
+    state = cache.admit_req(late, found, 2)
+    assert state is not None and state.cached_len == 3
+    with pytest.raises(InvalidParamsError, match="is not a prefix of request 'c'"):
+        cache.admit_req(PlainRequest("c", [0, 1, 9, 9]), match(cache, [0, 1, 2]), 2)
+    cache.check_invariants()
+
+
 def test_a_leaf_that_another_holds_does_not_grow() -> None:
     cache = full_cache(32)
     req = PlainRequest("a", list(range(9)))

@@ -215,7 +215,9 @@ class RequestLifecycle(MakesRoom):
         key = key_of(req)
         self.components[0].allocator.ledger.check_rank(key.dp_rank)
         for part in match.best_match_node.path_to_root():
-            if part.key.namespace != key.namespace or not key.starts_with(part.key, part.start):
+            # The node may have grown since: what lies beyond the hit is not the match's.
+            edge = part.key.slice(0, max(match.hit_len - part.start, 0))
+            if part.key.namespace != key.namespace or not key.starts_with(edge, part.start):
                 raise InvalidParamsError(
                     f"match: {part} is not a prefix of request {req.rid!r}; match it again"
                 )

@@ -34,6 +34,12 @@ def _has_value(node: UnifiedTreeNode, num_tokens: int) -> bool:
     return node.component_data[_FULL].value is not None
 
 
+def _value_of(node: UnifiedTreeNode) -> IndexArray:
+    value = node.component_data[_FULL].value
+    assert value is not None
+    return value
+
+
 class FullComponent(TreeComponent):
     """Values are int32[len(edge)] KV token indices; see `TreeComponent` for the contract."""
 
@@ -63,9 +69,8 @@ class FullComponent(TreeComponent):
         return True
 
     def grow(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
-        value = self.data(node).value
-        assert value is not None
-        self.append(node, insertion.indices(node.start + len(value), node.end), insertion)
+        had = node.start + len(_value_of(node))
+        self.append(node, insertion.indices(had, node.end), insertion)
 
     # -- locks and eviction --------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class FullHolding(TokenHolding):
     def extend(self, num_tokens: int) -> bool:
         state, start, page_size = self.state, self.state.allocated_len, self.page_size
         first, stop = self.new_pages(num_tokens)
-        in_use = min(first * page_size, start + num_tokens)  # so far the page in use goes
+        in_use = min(first * page_size, start + num_tokens)  # where the last page in use ends
         if first < stop:
             fresh = self.allocator.take_pages(stop - first, state.dp_rank)
             if fresh is None:
@@ -139,7 +144,7 @@ class FullHolding(TokenHolding):
         return Offer(self.publishable_len(seqlen))
 
     def published(self, result: InsertResult) -> None:
-        """What was double is freed; the row and the page table take the tree's indices there."""
+        """Duplicates are freed; the row and the page table take the tree's indices there."""
         state = self.state
         start, stop = state.protected_len, result.prefix_len
         if stop <= start:
@@ -148,7 +153,7 @@ class FullHolding(TokenHolding):
         for node in result.node.path_to_root():
             if node.end <= start:
                 break
-            value = self.value_of(node)
+            value = _value_of(node)
             state.table.write(state.row, node.start, value)
             self.pages(node.start, node.end)[:] = self.allocator.page_numbers(value)
 
@@ -161,9 +166,3 @@ class FullHolding(TokenHolding):
 
     def _give_up(self, start: int, stop: int) -> None:
         self.allocator.give_up_pages(self.pages(start, stop), self.state.dp_rank)
-
-    @staticmethod
-    def value_of(node: UnifiedTreeNode) -> IndexArray:
-        value = node.component_data[_FULL].value
-        assert value is not None
-        return value

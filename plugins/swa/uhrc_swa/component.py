@@ -167,7 +167,7 @@ class SWAComponent(TreeComponent):
         """Locks what is kept of a sequence that ends here.
 
         The grant is the depth where that begins. A node ends there (`lock_from`), and will for as
-        long as the lock lives: a split moves no end, and what is locked alike is all that grows.
+        long as the lock lives: a split moves no end, and with windows no node grows.
         """
         start = self.lock_from(node)
         for part in self.locked_by(node, start):
